@@ -1,0 +1,233 @@
+"""Which driver answers, and one shape for its calls on bindings 12.9 and 13.x.
+
+The hard problem: names and tuple shapes of the graph calls differ between the binding majors, the
+plain 12.9 forms lose edge data (CUDA_ERROR_LOSSY_QUERY), and a function can exist in the bindings
+and be missing in the driver. All of that is known here and nowhere else.
+
+`Driver.cuAnything(...)` is the checked call: it drops the result code and raises `CUDAError`.
+`Driver.module.cuAnything(...)` is the raw one, for the two places where a code is an answer
+(the end of a capture) or where a microsecond counts (replay).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import cuda.bindings
+from cuda.bindings import driver as types
+
+from .. import errors
+from . import process
+
+__all__ = ["CaptureInfo", "Driver", "binding_version", "current", "types", "use"]
+
+SIMULATOR_VARIABLE = "BREAKABLE_CUDA_GRAPHS_SIMULATOR"
+
+_SUCCESS = 0
+
+#: How many nodes to ask for at first: small graphs are read in one call instead of two.
+_GUESS = 16
+
+
+class CaptureInfo(NamedTuple):
+    """What a stream says of its capture: `status` 0 none, 1 active, 2 invalidated."""
+
+    status: int
+    id: int
+    graph: Any
+    dependencies: list[Any]
+    edges: list[Any]
+
+
+class Driver:
+    """One driver, real or simulated, with its calls checked and of one shape."""
+
+    def __init__(self, module: Any, *, simulated: bool = False) -> None:
+        self.module = module
+        self.simulated = simulated
+        (self.version,) = self._call("cuDriverGetVersion", ())
+        self._call("cuInit", (0,))
+        self._capture_info = self._newest("cuStreamGetCaptureInfo", "_v3")
+        self._update_dependencies = self._newest("cuStreamUpdateCaptureDependencies", "_v2")
+        self._get_edges = self._newest("cuGraphGetEdges", "_v2")
+        self._get_dependencies = self._newest("cuGraphNodeGetDependencies", "_v2")
+        self._get_dependents = self._newest("cuGraphNodeGetDependentNodes", "_v2")
+        self._add_dependencies = self._newest("cuGraphAddDependencies", "_v2")
+        self._remove_dependencies = self._newest("cuGraphRemoveDependencies", "_v2")
+        self._add_node = self._newest("cuGraphAddNode", "_v2")
+
+    # ---- calls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The checked form of a driver function; made once and then found as an attribute."""
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def checked(*args: Any) -> Any:
+            values = self._call(name, args)
+            if len(values) == 1:
+                return values[0]
+            return values or None
+
+        checked.__name__ = name
+        setattr(self, name, checked)
+        return checked
+
+    def has(self, name: str) -> bool:
+        """Whether the bindings know the function (the driver may still lack it: see `version`)."""
+        return hasattr(self.module, name)
+
+    def _call(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        try:
+            function = getattr(self.module, name)
+            code, *values = function(*args)
+        except (AttributeError, RuntimeError) as error:
+            if isinstance(error, errors.CUDAError):
+                raise
+            raise errors.driver_call_missing(name, error) from error
+        if int(code) != _SUCCESS:
+            raise self.error(name, code)
+        return tuple(values)
+
+    def error(self, call: str, code: Any) -> errors.CUDAError:
+        """The exception for a result code that a raw call of this driver returned."""
+        number = int(code)
+        name, sentence = f"CUDA_ERROR_{number}", "no description"
+        try:
+            result = types.CUresult(number)
+            name = str(result.name)
+            status, text = self.module.cuGetErrorString(result)
+            if int(status) == _SUCCESS and text:
+                sentence = text.decode()
+        except ValueError:  # a code that these bindings do not know
+            pass
+        return errors.driver_call_failed(call, number, name, sentence)
+
+    # ---- one shape for 12.9 and 13.x
+
+    def _newest(self, name: str, suffix: str) -> str:
+        """12.9 keeps the edge-data form under a suffix, 13.x gives it the bare name."""
+        return name + suffix if hasattr(self.module, name + suffix) else name
+
+    def capture_info(self, stream: Any) -> CaptureInfo:
+        """The capture that a stream is in. Never raises for an invalidated one."""
+        status, identity, graph, dependencies, edges, count = self._call(
+            self._capture_info, (stream,)
+        )
+        if int(status) != 1:
+            return CaptureInfo(int(status), 0, None, [], [])
+        return CaptureInfo(
+            1, int(identity), graph, list(dependencies or ())[:count], list(edges or ())[:count]
+        )
+
+    def update_capture_dependencies(
+        self, stream: Any, nodes: list[Any], *, replace: bool = True
+    ) -> None:
+        """Make `nodes` what the next captured work of the stream waits for (or add them to it)."""
+        self._call(
+            self._update_dependencies,
+            (stream, nodes or None, None, len(nodes), 1 if replace else 0),
+        )
+
+    def graph_edges(self, graph: Any) -> list[tuple[Any, Any, Any]]:
+        """All edges as (from, to, edge data)."""
+        *_, count = self._call(self._get_edges, (graph, 0))
+        if not count:
+            return []
+        sources, targets, data, count = self._call(self._get_edges, (graph, count))
+        return list(zip(sources, targets, data, strict=True))[:count]
+
+    def graph_nodes(self, graph: Any) -> list[Any]:
+        """All nodes in the order in which they were added."""
+        nodes, count = self._call("cuGraphGetNodes", (graph, _GUESS))
+        if count == _GUESS:  # there may be more
+            _, count = self._call("cuGraphGetNodes", (graph, 0))
+            nodes, count = self._call("cuGraphGetNodes", (graph, count))
+        return list(nodes)[:count]
+
+    def node_dependencies(self, node: Any) -> list[Any]:
+        """The nodes that this one waits for."""
+        return self._nodes_of(self._get_dependencies, node)
+
+    def node_dependents(self, node: Any) -> list[Any]:
+        """The nodes that wait for this one."""
+        return self._nodes_of(self._get_dependents, node)
+
+    def _nodes_of(self, name: str, node: Any) -> list[Any]:
+        *_, count = self._call(name, (node, 0))
+        if not count:
+            return []
+        nodes, *_, count = self._call(name, (node, count))
+        return list(nodes)[:count]
+
+    def add_dependencies(
+        self, graph: Any, sources: list[Any], targets: list[Any], data: list[Any] | None = None
+    ) -> None:
+        """Add edges from each source to the target at the same place."""
+        self._call(self._add_dependencies, (graph, sources, targets, data, len(sources)))
+
+    def remove_dependencies(
+        self, graph: Any, sources: list[Any], targets: list[Any], data: list[Any] | None = None
+    ) -> None:
+        """Remove edges; `data` has to be what they were made with."""
+        self._call(self._remove_dependencies, (graph, sources, targets, data, len(sources)))
+
+    def add_node(self, graph: Any, after: list[Any], params: Any) -> Any:
+        """Add a node of any kind from a `CUgraphNodeParams`."""
+        return self._call(self._add_node, (graph, after or None, None, len(after), params))[0]
+
+
+# ---------------------------------------------------------------- which driver is in use
+
+_current: Driver | None = None
+_lock = threading.Lock()
+
+
+def current() -> Driver:
+    """The driver in use. The first use makes it; no import of this package does."""
+    global _current
+    driver = _current
+    if driver is None:
+        with _lock:
+            if _current is None:
+                _current = _first_driver()
+            driver = _current
+    if process.driver_lost_in_fork() and not driver.simulated:
+        raise errors.driver_lost_in_fork()
+    return driver
+
+
+def started() -> bool:
+    """Whether a driver has been used yet (asking does not start one)."""
+    return _current is not None
+
+
+def use(driver: Driver | None) -> Driver | None:
+    """Use this driver from now on; returns the one before (None: none was in use yet)."""
+    global _current
+    previous, _current = _current, driver
+    return previous
+
+
+def _first_driver() -> Driver:
+    if os.environ.get(SIMULATOR_VARIABLE, "") not in ("", "0"):
+        from ..simulator import SimulatedDriver
+
+        return Driver(SimulatedDriver(), simulated=True)
+    if process.driver_lost_in_fork():
+        raise errors.driver_lost_in_fork()
+    try:
+        driver = Driver(types)
+    except errors.CUDAError as error:
+        raise errors.no_driver(SIMULATOR_VARIABLE, error) from error
+    process.note_driver_use()
+    return driver
+
+
+def binding_version() -> tuple[int, ...]:
+    """The version of cuda-bindings as numbers, for the feature gates."""
+    text = getattr(cuda.bindings, "__version__", "0")
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())

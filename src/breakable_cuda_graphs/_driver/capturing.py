@@ -1,0 +1,56 @@
+"""Begin, end and look at a stream capture.
+
+The hard problem: a capture that failed has no graph any more (the driver frees it, and a handle
+fetched earlier dangles), so the end of a capture is the one call whose result code is an answer
+rather than an error. It is returned as a value, and nothing here raises for it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from . import bindings
+from .handles import GraphHandle
+
+
+class Status(IntEnum):
+    """`CUstreamCaptureStatus`."""
+
+    NONE = 0
+    ACTIVE = 1
+    INVALIDATED = 2
+
+
+#: `capture_error_mode` as torch spells it -> `CUstreamCaptureMode`
+MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
+
+UNJOINED = 904
+INVALIDATED = 901
+WRONG_THREAD = 908
+
+
+class Ended(NamedTuple):
+    """How a capture ended: a graph that we own now, or the code that says why there is none."""
+
+    code: int
+    graph: GraphHandle | None
+
+
+def begin(driver: bindings.Driver, stream: Any, mode: str) -> None:
+    """Open a capture on a stream (`cuStreamBeginCapture`)."""
+    driver.cuStreamBeginCapture(stream, bindings.types.CUstreamCaptureMode(MODES[mode]))
+
+
+def end(driver: bindings.Driver, stream: Any) -> Ended:
+    """End the capture that was begun on this stream, whatever state it is in."""
+    code, graph = driver.module.cuStreamEndCapture(stream)
+    if int(code) == 0 and graph is not None and int(graph):
+        return Ended(0, GraphHandle(driver, graph))
+    return Ended(int(code) or INVALIDATED, None)
+
+
+def status(driver: bindings.Driver, stream: Any) -> Status:
+    """Whether the stream is capturing; the null stream's 'would be an implicit sync' counts as no."""
+    code, value = driver.module.cuStreamIsCapturing(stream)
+    return Status(int(value)) if int(code) == 0 else Status.NONE

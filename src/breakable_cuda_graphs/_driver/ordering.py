@@ -1,0 +1,66 @@
+"""The completion mark: what must wait for the last replay, waits for this.
+
+The hard problem: replays may come on any stream, memory may only be given back after the last of
+them, and the stream of the last one may be gone by then. One event, recorded at the end of each
+replay, answers for it; a replay on another stream first waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import bindings
+from .handles import EventHandle
+
+
+_events: set[EventHandle] = set()
+
+
+class CompletionMark:
+    """The end of the last piece of work in an ordered set, on whichever stream it ran."""
+
+    __slots__ = ("_event", "_record", "_stream", "driver")
+
+    def __init__(self, driver: bindings.Driver) -> None:
+        self.driver = driver
+        self._event = EventHandle.create(driver)
+        # The collector finalizes all of a cycle, the event too, although what is queued for release
+        # still has to wait for it. Held here, it is out of any cycle's reach until `close()`.
+        _events.add(self._event)
+        self._record = driver.module.cuEventRecord  # the raw call: this is on replay's hot path
+        self._stream = -1  # the handle of the stream of the last recording; -1: none yet
+
+    def order_after(self, handle: int, stream: Any) -> None:
+        """Make a stream (its handle, and its bindings object) wait for the mark."""
+        if handle != self._stream != -1:
+            self.driver.cuStreamWaitEvent(stream, self._event.value, 0)
+
+    def record(self, handle: int, stream: Any) -> None:
+        """Set the mark at the present end of a stream."""
+        (code,) = self._record(self._event.value, stream)
+        if code:
+            raise self.driver.error("cuEventRecord", code)
+        self._stream = handle
+
+    def wait(self) -> None:
+        """Block this thread until the marked work has ended."""
+        if self._stream != -1 and not self._event.closed:
+            self.driver.cuEventSynchronize(self._event.value)
+
+    def close(self) -> None:
+        """Wait, and give the event back; who waits later has nothing to wait for any more."""
+        self.wait()
+        _events.discard(self._event)
+        self._event.close()
+
+
+def join(driver: bindings.Driver, waiting: Any, earlier: Any) -> None:
+    """Make one stream wait for all that is in another now (both outside any capture)."""
+    if int(waiting) == int(earlier):
+        return
+    event = EventHandle.create(driver)
+    try:
+        driver.cuEventRecord(event.value, earlier)
+        driver.cuStreamWaitEvent(waiting, event.value, 0)
+    finally:
+        event.close()

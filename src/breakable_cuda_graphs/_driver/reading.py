@@ -1,0 +1,171 @@
+"""What is in a graph: kinds of nodes, names of kernels, the bytes of their arguments.
+
+The hard problem: the driver hands out kernel arguments as raw addresses in one of two forms
+(`kernelParams`, an array of pointers, or `extra`, one packed buffer: cuBLAS's Hopper kernels use
+it), with sizes but no types. Reading the wrong form crashes the process, so both are told apart
+here, and every byte is copied out at once: the memory belongs to the node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from . import bindings
+
+KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY = range(6)
+MEM_ALLOC, MEM_FREE, CONDITIONAL = 10, 11, 13
+
+_PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+
+
+class Layout(NamedTuple):
+    """Name and parameter layout of a kernel: `parameters` is ((offset, size), ...)."""
+
+    name: str
+    parameters: tuple[tuple[int, int], ...]
+
+
+def node_type(driver: bindings.Driver, node: Any) -> int:
+    """`CUgraphNodeType` as a number; -1 for a kind that these bindings do not know."""
+    try:
+        return int(driver.cuGraphNodeGetType(node))
+    except ValueError:
+        return -1
+
+
+class KernelReader:
+    """Reads kernel nodes; remembers the layout of each function.
+
+    A reader lives as long as one look at a graph or one capture, not longer: function handles are
+    used again by the driver once a module has been unloaded.
+    """
+
+    def __init__(self, driver: bindings.Driver) -> None:
+        self.driver = driver
+        self._layouts: dict[int, Layout] = {}
+
+    def params(self, node: Any) -> Any:
+        """The driver's struct for a kernel node. Never print it: its repr may crash the process."""
+        return self.driver.cuGraphKernelNodeGetParams(node)
+
+    def layout(self, params: Any) -> Layout:
+        """Name and parameters of the kernel that a struct launches."""
+        function = params.func if int(params.func or 0) else params.kern
+        known = self._layouts.get(int(function))
+        if known is None:
+            known = self._layouts[int(function)] = _read_layout(self.driver, function)
+        return known
+
+    def name(self, node: Any) -> str:
+        """The mangled name of a kernel node's kernel."""
+        return self.layout(self.params(node)).name
+
+    def arguments(self, params: Any) -> list[bytes]:
+        """A copy of each argument of a kernel node, in order."""
+        parameters = self.layout(params).parameters
+        if not parameters:
+            return []
+        table = int(params.kernelParams or 0)
+        if table:
+            addresses = (ctypes.c_void_p * len(parameters)).from_address(table)
+            return [
+                ctypes.string_at(address, size) if address else bytes(size)
+                for address, (_, size) in zip(addresses, parameters, strict=True)
+            ]
+        packed = _packed_buffer(int(params.extra or 0))
+        return [packed[offset : offset + size] for offset, size in parameters]
+
+    def words(self, params: Any) -> list[int]:
+        """Every 8-byte step of every argument, as unsigned numbers."""
+        words: list[int] = []
+        for data in self.arguments(params):
+            words += memoryview(data[: len(data) & ~7]).cast("Q").tolist()
+        return words
+
+    def describe(self, node: Any) -> str:
+        """One word or name for a node, for messages."""
+        kind = node_type(self.driver, node)
+        if kind == KERNEL:
+            return self.name(node)
+        try:
+            name = str(bindings.types.CUgraphNodeType(kind).name)
+        except ValueError:
+            return f"node of kind {kind}"
+        return name.removeprefix("CU_GRAPH_NODE_TYPE_").lower().replace("_", " ")
+
+
+def _read_layout(driver: bindings.Driver, function: Any) -> Layout:
+    is_kernel = isinstance(function, bindings.types.CUkernel)
+    name = (driver.cuKernelGetName if is_kernel else driver.cuFuncGetName)(function)
+    info = driver.module.cuKernelGetParamInfo if is_kernel else driver.module.cuFuncGetParamInfo
+    parameters: list[tuple[int, int]] = []
+    while True:
+        code, offset, size = info(function, len(parameters))
+        if int(code) != 0:
+            break
+        parameters.append((int(offset), int(size)))
+    return Layout(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters))
+
+
+def _packed_buffer(extra: int) -> bytes:
+    """The buffer of CU_LAUNCH_PARAM_BUFFER_POINTER / _SIZE pairs, or nothing."""
+    buffer, size, at = 0, 0, extra
+    while at:
+        key = ctypes.c_size_t.from_address(at).value
+        if key == _PACKED_END:
+            break
+        value = ctypes.c_size_t.from_address(at + _POINTER).value
+        if key == _PACKED_POINTER:
+            buffer = value
+        elif key == _PACKED_SIZE:
+            size = ctypes.c_size_t.from_address(value).value
+        at += 2 * _POINTER
+    return ctypes.string_at(buffer, size) if buffer and size else b""
+
+
+class Survey:
+    """One look at the graph of an open capture, before its end: a failed end takes the graph along.
+
+    `kinds` are the kinds of its nodes, those of child graphs included; `dangling` the leaves that
+    the capture stream, whose next work waits for `frontier`, would miss.
+    """
+
+    def __init__(self, reader: KernelReader, graph: Any, frontier: list[Any]) -> None:
+        self._reader = reader
+        self._kernels: list[Any] = []
+        self.kinds: set[int] = set()
+        nodes = reader.driver.graph_nodes(graph)
+        self._note(nodes)
+        self.dangling = _dangling(reader.driver, graph, nodes, frontier)
+
+    def _note(self, nodes: list[Any]) -> None:
+        driver = self._reader.driver
+        for node in nodes:
+            kind = node_type(driver, node)
+            self.kinds.add(kind)
+            if kind == KERNEL:
+                self._kernels.append(node)
+            elif kind == CHILD:
+                self._note(driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node)))
+
+    def kernel_words(self) -> Iterator[list[int]]:
+        """The argument words of each kernel (see `KernelReader.words`)."""
+        for node in self._kernels:
+            yield self._reader.words(self._reader.params(node))
+
+    def names(self, nodes: list[Any]) -> list[str]:
+        """Names of nodes, for messages."""
+        return [self._reader.describe(node) for node in nodes]
+
+
+def _dangling(
+    driver: bindings.Driver, graph: Any, nodes: list[Any], frontier: list[Any]
+) -> list[Any]:
+    joined = {int(node) for node in frontier}
+    if len(nodes) == len(joined) == 1:
+        return []
+    inner = {int(source) for source, _, _ in driver.graph_edges(graph)} if len(nodes) > 1 else set()
+    return [node for node in nodes if int(node) not in inner and int(node) not in joined]

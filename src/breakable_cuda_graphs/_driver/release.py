@@ -1,0 +1,114 @@
+"""The queue that finalizers feed and that gives handles back to the driver at a quiet moment.
+
+The hard problem: Python may run a finalizer at any line of any thread, in the middle of a stream
+capture too, and most release calls would invalidate that capture. So a finalizer only appends here,
+which cannot fail, and `drain()` does the work: never while one of our captures is open, never in a
+forked child, never at interpreter exit. While it works, the thread's capture mode is relaxed, so
+that a capture that somebody else has open in this process is not harmed either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from . import bindings, process
+
+#: Something that is released by calling it; kept alive, with all that it holds, until then.
+Release = Callable[[], None]
+
+_queue: deque[tuple[int, Release]] = deque()
+_draining = threading.Lock()
+
+_RELAXED = 2
+
+_log = logging.getLogger("breakable_cuda_graphs")
+
+# How many captures of this library are open in the process. Guarded by _count_lock.
+_open_captures = 0
+_count_lock = threading.Lock()
+
+
+def later(epoch: int, release: Release) -> None:
+    """Queue a release. Called by finalizers: appending is all that it does, and it cannot fail."""
+    if process.can_release(epoch):
+        _queue.append((epoch, release))
+    else:
+        leak(release)
+
+
+def leak(thing: object) -> None:
+    """Keep an object for ever: its own finalizer must not run in a child or at exit."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def capture_opened() -> None:
+    """One more capture is open: nothing is released until it has ended."""
+    global _open_captures
+    with _count_lock:
+        _open_captures += 1
+
+
+def capture_closed() -> None:
+    """A capture has ended; the caller drains when it has put everything else in order."""
+    global _open_captures
+    with _count_lock:
+        _open_captures -= 1
+
+
+def open_captures() -> int:
+    """How many captures of this library are open in the process."""
+    return _open_captures
+
+
+def drain() -> int:
+    """Release what is queued, if this is a moment at which that is safe; returns how many."""
+    if not _queue or _open_captures or not process.can_release(process.epoch):
+        return 0
+    if not _draining.acquire(blocking=False):
+        return 0  # another thread is at it, or this one from inside a release
+    try:
+        return _drain_all()
+    finally:
+        _draining.release()
+
+
+def _drain_all() -> int:
+    released = 0
+    with relaxed_thread():
+        while _queue and not _open_captures:
+            epoch, release = _queue.popleft()
+            if epoch != process.epoch:
+                leak(release)
+                continue
+            try:
+                release()
+            except Exception:  # one that fails must not keep the others from being released
+                _log.exception("a handle could not be released")
+            released += 1
+    return released
+
+
+class relaxed_thread:
+    """Inside, this thread's driver calls do not harm captures that are open elsewhere.
+
+    `cuThreadExchangeStreamCaptureMode` swaps the mode of the calling thread; the old one comes back
+    at the end whatever happens.
+    """
+
+    def __enter__(self) -> None:
+        self._driver = bindings.current()
+        mode = bindings.types.CUstreamCaptureMode(_RELAXED)
+        self._previous = self._driver.cuThreadExchangeStreamCaptureMode(mode)
+
+    def __exit__(self, *_: Any) -> None:
+        self._driver.cuThreadExchangeStreamCaptureMode(self._previous)
+
+
+def pending() -> int:
+    """How many releases are queued (for tests and for `doctor`)."""
+    return len(_queue)

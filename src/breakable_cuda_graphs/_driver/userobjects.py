@@ -1,0 +1,55 @@
+"""Keep Python objects for as long as a graph of somebody else needs them.
+
+The hard problem: the driver tells when a graph and all that was made from it is gone, but on a
+thread that may neither take the GIL for long nor call CUDA. The destructor that it is given is
+therefore libc's own `sem_post` on a semaphore of ours: no Python runs there. The objects are let go
+at a later call of this library that finds the semaphore raised.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from . import bindings
+
+_NO_DESTRUCTOR_SYNC = 1
+_MOVE = 1
+_SEMAPHORE_BYTES = 64  # sizeof(sem_t) is 32 on 64-bit Linux
+
+_libc = ctypes.CDLL(None)
+_held: list[tuple[Any, object]] = []
+_lock = threading.Lock()
+
+
+def hold(driver: bindings.Driver, graph: Any, thing: object) -> None:
+    """Keep `thing` until the graph, its clones and its executables are gone."""
+    sweep()
+    semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+    _libc.sem_init(semaphore, 0, 0)
+    destructor = ctypes.cast(_libc.sem_post, ctypes.c_void_p).value
+    owner = driver.cuUserObjectCreate(
+        ctypes.addressof(semaphore),
+        bindings.types.CUhostFn(destructor),
+        1,
+        bindings.types.CUuserObject_flags(_NO_DESTRUCTOR_SYNC),
+    )
+    with _lock:
+        _held.append((semaphore, thing))
+    driver.cuGraphRetainUserObject(graph, owner, 1, _MOVE)
+
+
+def sweep() -> None:
+    """Let go of what no graph needs any more."""
+    if not _held:
+        return
+    with _lock:
+        gone = [pair for pair in _held if _libc.sem_trywait(pair[0]) == 0]
+        for pair in gone:
+            _held.remove(pair)
+
+
+def held() -> int:
+    """How many objects are kept (for tests)."""
+    return len(_held)

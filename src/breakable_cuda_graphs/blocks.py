@@ -1,0 +1,47 @@
+"""Which `breakable_graph` block a call belongs to.
+
+The hard problem: a break may be called by autograd's own thread, and a thread beside a capture may
+call the same function without being part of it. So a call belongs to the block in whose capture the
+*current stream* is, and only where no stream says so, to the innermost block of its own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .capture import Block
+
+#: The open blocks of the process, in the order in which they were opened. Replaced, never changed,
+#: so that it can be read without a lock.
+open_blocks: tuple[Block, ...] = ()
+
+_lock = threading.Lock()
+
+
+def find() -> Block | None:
+    """The block that the calling code belongs to, or None."""
+    blocks = open_blocks
+    for block in blocks:
+        if block.holds_stream(block.framework.current_stream()):
+            return block
+    thread = threading.get_ident()
+    for block in reversed(blocks):
+        if block.thread == thread:
+            return block
+    return None
+
+
+def add(block: Block) -> None:
+    """A block has opened."""
+    global open_blocks
+    with _lock:
+        open_blocks = (*open_blocks, block)
+
+
+def remove(block: Block) -> None:
+    """A block has closed."""
+    global open_blocks
+    with _lock:
+        open_blocks = tuple(other for other in open_blocks if other is not block)

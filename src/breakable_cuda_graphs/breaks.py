@@ -1,0 +1,112 @@
+"""no_graph and force_no_graph: the marks of what stays eager.
+
+The hard problem: a marked function is called far more often outside of captures than inside, and
+from threads that have nothing to do with one. Outside of any block it costs one look at a tuple.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+from . import blocks, errors
+
+__all__ = ["force_no_graph", "is_in_breakable_graph", "no_graph"]
+
+_OUTPUTS = ("reject", "static")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def no_graph(function: Callable[P, R]) -> Callable[P, R]: ...
+
+
+@overload
+def no_graph(
+    function: None = None,
+    *,
+    enable: bool = True,
+    capture_stub: Callable[..., Any] | None = None,
+    outputs: Literal["reject", "static"] = "reject",
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def no_graph(
+    function: Callable[..., Any] | None = None,
+    *,
+    enable: bool = True,
+    capture_stub: Callable[..., Any] | None = None,
+    outputs: str = "reject",
+) -> Callable[..., Any]:
+    """Mark a function as a break: inside a `breakable_graph` block it runs eagerly, at each replay too.
+
+    Its arguments are those of the capture: numbers and objects as they were given, CUDA tensors by
+    their memory. Outside of a capture, and inside another break, it is a plain call.
+
+    enable: False leaves the function as it is, part of the captured segment.
+    capture_stub: called at capture instead of the body, with the same arguments; the rest of the
+        capture sees what it returns.
+    outputs: "reject" refuses at capture a result with CUDA tensors in it; "static" gives each of
+        them one fixed place, to which every replay brings the new values. Results are then made of
+        tensors, numbers, strings and None in tuples, lists, dicts, named tuples and data classes,
+        of the same structure, shapes and types every time.
+
+    Raises `TypeError` or `ValueError` for bad arguments.
+    """
+    if function is not None and not callable(function):
+        raise errors.not_callable("function", function)
+    if capture_stub is not None and not callable(capture_stub):
+        raise errors.not_callable("capture_stub", capture_stub)
+    if outputs not in _OUTPUTS:
+        raise errors.bad_choice("outputs", outputs, _OUTPUTS)
+    if function is None:
+        return functools.partial(
+            _mark, enable=enable, stub=capture_stub, static=outputs == "static"
+        )
+    return _mark(function, enable=enable, stub=capture_stub, static=outputs == "static")
+
+
+def _mark(
+    function: Callable[..., Any], *, enable: bool, stub: Callable[..., Any] | None, static: bool
+) -> Callable[..., Any]:
+    if not callable(function):
+        raise errors.not_callable("function", function)
+    if not enable:
+        return function
+    name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not blocks.open_blocks:
+            return function(*args, **kwargs)
+        block = blocks.find()
+        if block is None:
+            return function(*args, **kwargs)
+        return block.run_break(function, args, kwargs, name=name, stub=stub, static=static)
+
+    # torch.compile has to leave the call alone, or the break would be compiled into the segment.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
+
+
+def force_no_graph() -> None:
+    """End the current segment and begin the next, with nothing in between.
+
+    Does nothing outside of a capture and inside a break. It leaves an `EagerSegment` in the sequence;
+    at replay the segments around it are launched as one.
+    """
+    block = blocks.find() if blocks.open_blocks else None
+    if block is not None:
+        block.border("force_no_graph", _nothing)
+
+
+def _nothing() -> None:
+    """What `force_no_graph` runs at replay."""
+
+
+def is_in_breakable_graph() -> bool:
+    """Whether the calling code is part of a capture: in a segment or a break. False at replay."""
+    return bool(blocks.open_blocks) and blocks.find() is not None

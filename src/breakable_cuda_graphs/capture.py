@@ -1,0 +1,473 @@
+"""breakable_graph: open a segment, break, open the next, close.
+
+The hard problem: user code runs between every two of our driver calls and may fail, be interrupted,
+call from another thread or hide an error. A block therefore always knows one thing, whether a
+segment is open, and whatever happens passes through `_close_open_segment`; the user's exception is
+never replaced, and a block that lost a segment is poisoned, so that nothing goes on as if it had
+not. State changes are: prepare, one driver call, commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from . import blocks, debugging, errors, results, structures
+from ._driver import bindings, capturing, reading, release
+from ._driver.capturing import Status
+from ._driver.ordering import join
+from .frameworks.base import Arrays, Captured, Framework, Session
+from .liveness import Rules
+from .segments import EagerSegment, GraphSegment
+from .sequence import CUDAGraphSequence
+from .streams import DEFAULT_STREAMS, as_handle
+
+__all__ = ["breakable_graph"]
+
+_HOST_NODES = ("refuse", "allow")
+
+
+class breakable_graph:
+    """Capture the block as a sequence of CUDA graphs with eager Python between them.
+
+        sequence = CUDAGraphSequence()
+        with breakable_graph(sequence):
+            y.copy_(x * 2)
+            step(y)             # a function marked @no_graph: a break
+            z.copy_(y + 1)
+        sequence.replay()
+
+    Work on the capture stream, and on streams forked from it and joined again, is captured and does
+    not run. A call of a function marked `@no_graph` ends the segment, runs, and begins the next.
+
+    cuda_graph: the sequence to append to.
+    stream: where to capture: a torch, CuPy, Numba or cuda.core stream, an object with
+        `__cuda_stream__`, or a handle. Default: `cuda_graph.stream`. It is current inside the block
+        for torch, and for CuPy when that is loaded; pass it by hand to anything else, work on other
+        streams (the default stream too) is not captured.
+    capture_error_mode: "global", "thread_local" or "relaxed", as in `torch.cuda.graph`. Breaks that
+        autograd's thread calls need "relaxed".
+    barrier_fn: called without arguments after each segment has ended and before the break's body
+        runs; at capture only.
+    generators: random generators, beside the device's default one, that captured work draws from.
+    keep_inputs: own all memory that the sequence reads or writes until `reset()`.
+    check_input_liveness: watch it, and refuse to replay once some of it is gone.
+    record_stacks: keep the user's Python line of each captured node.
+    host_nodes: "refuse" a segment with host callbacks, or "allow" them (NCCL's proxies need it).
+
+    Raises `CaptureError` where a capture cannot begin, go on or end, and `UnjoinedStreamError` for
+    forked work that was not joined. An exception of the body's own always surfaces as it is.
+    """
+
+    def __init__(
+        self,
+        cuda_graph: CUDAGraphSequence,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        barrier_fn: Callable[[], object] | None = None,
+        *,
+        generators: Iterable[Any] = (),
+        keep_inputs: bool = False,
+        check_input_liveness: bool = True,
+        record_stacks: bool = False,
+        host_nodes: Literal["refuse", "allow"] = "refuse",
+    ) -> None:
+        if not isinstance(cuda_graph, CUDAGraphSequence):
+            raise errors.bad_type("cuda_graph", cuda_graph, "a CUDAGraphSequence")
+        if capture_error_mode not in capturing.MODES:
+            raise errors.bad_choice(
+                "capture_error_mode", capture_error_mode, tuple(capturing.MODES)
+            )
+        if barrier_fn is not None and not callable(barrier_fn):
+            raise errors.not_callable("barrier_fn", barrier_fn)
+        if host_nodes not in _HOST_NODES:
+            raise errors.bad_choice("host_nodes", host_nodes, _HOST_NODES)
+        self._cuda_graph = cuda_graph
+        self._stream = stream
+        self._mode = capture_error_mode
+        self._barrier_fn = barrier_fn
+        self._generators = tuple(generators)
+        self._rules = Rules(keep_inputs=keep_inputs, check_liveness=check_input_liveness)
+        self._record_stacks = record_stacks
+        self._host_nodes = host_nodes
+        self._block: Block | None = None
+
+    def __enter__(self) -> None:
+        sweep_abandoned()
+        release.drain()
+        block = Block(
+            self._cuda_graph,
+            self._stream,
+            self._mode,
+            self._barrier_fn,
+            self._generators,
+            self._rules,
+            self._host_nodes,
+        )
+        block.open()
+        self._block = block
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        block, self._block = self._block, None
+        if block is None:
+            raise errors.block_not_open()
+        try:
+            block.close(error)
+        finally:
+            release.drain()
+
+    def __del__(self) -> None:
+        """A block that was entered by hand and never left: the next use of the library ends it."""
+        block = getattr(self, "_block", None)
+        if block is not None:
+            block.is_abandoned = True
+
+
+class Block:
+    """One open `breakable_graph` block."""
+
+    def __init__(
+        self, sequence: CUDAGraphSequence, stream: Any, mode: str,
+        barrier_fn: Callable[[], object] | None, generators: tuple[Any, ...], rules: Rules,
+        host_nodes: str,
+    ) -> None:  # fmt: skip
+        self.driver = bindings.current()
+        self.sequence = sequence
+        self.mode = mode
+        self.thread = threading.get_ident()
+        self.is_abandoned = False
+        self._barrier_fn = barrier_fn
+        self._rules = rules
+        self._host_nodes = host_nodes
+        self._debug = os.environ.get(debugging.VARIABLE, "") not in ("", "0")
+        self.framework: Framework = self._choose_framework(stream)
+        pool = sequence._ensure_pool(self.framework)
+        self._stream_object = pool.stream if stream is None else stream
+        self.stream = bindings.types.CUstream(as_handle(self._stream_object))
+        self._handle = int(self.stream)
+        self.session: Session = self.framework.session(pool, self._stream_object, mode, generators)
+        self._ambient: Any = None
+        self._segments: list[GraphSegment | EagerSegment] = []
+        self._memory_mark: Any = None
+        self._is_open = False  # a segment is being captured
+        self._reader = reading.KernelReader(self.driver)
+        self._in_break = ""  # the name of the break that runs now
+        self._poison: BaseException | None = None
+
+    def _choose_framework(self, stream: Any) -> Framework:
+        if stream is not None and as_handle(stream) in DEFAULT_STREAMS:
+            raise errors.capture_on_default_stream(DEFAULT_STREAMS[as_handle(stream)])
+        return self.sequence._ensure_framework(stream)
+
+    # ---- open and close
+
+    def open(self) -> None:
+        """Begin the first segment. Whatever fails, everything is as it was before."""
+        self._refuse_nesting()
+        sequence = self.sequence
+        sequence._begin_capture()
+        self._memory_mark = sequence._memory.mark()
+        try:
+            with release.relaxed_thread():
+                self._ambient = bindings.types.CUstream(self.framework.current_stream())
+                self.session.enter()
+                sequence._pool.mark.order_after(self._handle, self.stream)  # type: ignore[union-attr]
+                join(self.driver, self.stream, self._ambient)
+            blocks.add(self)
+            self._begin_segment()
+        except BaseException:
+            self._end(failed=True)
+            raise
+
+    def _refuse_nesting(self) -> None:
+        """Before any change: neither stream may be in a capture already."""
+        ambient = bindings.types.CUstream(self.framework.current_stream())
+        for stream in (self.stream, ambient):
+            if capturing.status(self.driver, stream) is not Status.NONE:
+                raise errors.nested_block(bool(blocks.find()))
+        if any(block._handle == self._handle for block in blocks.open_blocks):
+            raise errors.nested_block(True)
+
+    def close(self, error: BaseException | None) -> None:
+        """End the block: with the body's exception, or with a sequence that can be replayed."""
+        failed = True
+        try:
+            if error is not None:
+                self._advise(error)
+                self._abandon_segment()
+            else:
+                self._raise_poison()
+                self._end_segment("the end of the block")
+                self.session_commit()
+                failed = False
+        finally:
+            self._end(failed)
+
+    def session_commit(self) -> None:
+        """All segments have been captured: make what replays them."""
+        with release.relaxed_thread():
+            self.sequence._commit(self.framework, self._segments)
+
+    def _end(self, failed: bool) -> None:
+        """Put everything back; each step is tried whatever became of the one before."""
+        with contextlib.ExitStack() as stack:  # runs from the last line to the first
+            stack.callback(release.drain)
+            if failed:
+                stack.callback(self._roll_back)
+            stack.callback(blocks.remove, self)
+            if self._ambient is not None:
+                stack.callback(self._join_ambient)
+            stack.callback(self.session.leave, failed)
+            stack.callback(self._abandon_segment)
+
+    def _join_ambient(self) -> None:
+        with release.relaxed_thread():
+            join(self.driver, self._ambient, self.stream)
+
+    def _roll_back(self) -> None:
+        for segment in self._segments:
+            if isinstance(segment, GraphSegment):
+                segment.close()
+        self.sequence._memory.back_to(self._memory_mark)
+        self.sequence._roll_back()
+
+    # ---- one segment
+
+    def _begin_segment(self) -> None:
+        self._is_open = True  # before the call: what fails halfway has to be ended too
+        try:
+            self.session.begin()
+        except BaseException as error:
+            self._poison = error
+            self._abandon_segment()
+            raise
+
+    def _end_segment(self, where: str) -> None:
+        """End the open segment and keep its graph, or raise what was wrong with it."""
+        index = len(self._segments)
+        if threading.get_ident() != self.thread and self.mode != "relaxed":
+            raise errors.other_thread(index, where, self.mode)
+        info = self.driver.capture_info(self.stream)
+        survey = None
+        if info.graph is not None:
+            survey = reading.Survey(self._reader, info.graph, info.dependencies)
+        problem = self._problem(index, where, info, survey)
+        self._is_open = False
+        captured = self.session.end(survey)
+        if captured.graph is None and problem is None:
+            problem = self._reason(index, where, captured.code)
+        problem = problem or captured.problem
+        if problem is not None:
+            self._refuse(captured, problem)
+        assert captured.graph is not None
+        assert survey is not None
+        self._segments.append(
+            GraphSegment(index, captured.graph, frozenset(survey.kinds), captured.runner)
+        )
+
+    def _reason(self, index: int, where: str, code: int) -> Exception:
+        """What the driver's answer to the end of a capture means."""
+        if code == capturing.UNJOINED:
+            return errors.unjoined(index, where, (), ())
+        return errors.capture_lost(index, where, self.driver.error("cuStreamEndCapture", code))
+
+    def _problem(
+        self, index: int, where: str, info: bindings.CaptureInfo, survey: reading.Survey | None
+    ) -> Exception | None:
+        """What is wrong with a segment, as far as it shows before its end."""
+        if survey is None:
+            return None
+        if survey.dangling:
+            streams = []
+            if self._debug:
+                streams = debugging.unjoined_streams(self.driver, info, survey.dangling)
+            return errors.unjoined(index, where, survey.names(survey.dangling), streams)
+        if reading.HOST in survey.kinds and self._host_nodes == "refuse":
+            return errors.host_nodes(index)
+        return None
+
+    def _refuse(self, captured: Captured, error: Exception) -> None:
+        """A segment that ended cannot be used: give it back, poison the block, raise."""
+        if captured.runner is not None:
+            captured.runner.close()
+        if captured.graph is not None:
+            captured.graph.close()
+        self._poison = error
+        raise error
+
+    def _abandon_segment(self) -> None:
+        """End whatever is open, wanting nothing of it. Does nothing where nothing is open."""
+        if self._is_open:
+            self._is_open = False
+            self.session.abandon()
+
+    # ---- breaks
+
+    def holds_stream(self, handle: int) -> bool:
+        """Whether a stream is this block's own, or one that was forked from it into its capture."""
+        if handle == self._handle:
+            return True
+        if not self._is_open or handle in DEFAULT_STREAMS:
+            return False
+        capture = self.driver.capture_info(bindings.types.CUstream(handle)).id
+        return capture != 0 and capture == self.driver.capture_info(self.stream).id
+
+    def border(self, name: str, does_nothing: Callable[[], None]) -> None:
+        """`force_no_graph`: end the segment and begin the next, with nothing in between."""
+        if self._in_break:
+            return
+        self._check_whole(name)
+        self._end_segment(name)
+        self._segments.append(
+            EagerSegment(len(self._segments), does_nothing, (), {}, name=name, does_nothing=True)
+        )
+        self._begin_segment()
+
+    def run_break(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *,
+        name: str, stub: Callable[..., Any] | None, static: bool,
+    ) -> Any:  # fmt: skip
+        """A call of a function marked @no_graph in this block's capture."""
+        if self._in_break:
+            return function(*args, **kwargs)  # a break inside a break is a plain call
+        self._check_whole(name)
+        self._end_segment(f"the break {name}")
+        self._in_break = name
+        try:
+            if self._barrier_fn is not None:
+                self._barrier_fn()
+            with self._stream_current():
+                value, segment = self._call(function, args, kwargs, name, stub, static)
+        except BaseException as error:
+            self._poison = error
+            raise
+        finally:
+            self._in_break = ""
+        self._segments.append(segment)
+        self._begin_segment()
+        return value
+
+    def _call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        name: str, stub: Callable[..., Any] | None, static: bool,
+    ) -> tuple[Any, EagerSegment]:  # fmt: skip
+        """Run a break's body (or its stub) once, and note what replays are to call."""
+        modes = self.framework.modes()
+        self.session.before_break()
+        histories = list(self._histories(args, kwargs))
+        stand_ins, addresses = self._stand_ins(name, args, kwargs)
+        value = (stub or function)(*args, **kwargs)
+        for path, leaf, arrays, before in histories:
+            if arrays.history(leaf) != before:
+                raise errors.history_changed(name, path)
+        result = None
+        if static:
+            scene = results.Scene(
+                self.sequence._memory, self.session, self._rules, self.find_arrays, addresses
+            )
+            result = results.StaticResult(name, value, scene)
+            value = result.value
+        else:
+            results.refuse_arrays(name, value, self.find_arrays)
+        segment = EagerSegment(
+            len(self._segments), function, *stand_ins, name=name, modes=modes, result=result
+        )
+        return value, segment
+
+    def _histories(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterable[tuple[str, Any, Arrays, Any]]:
+        for path, leaf in _named_leaves(args, kwargs):
+            arrays = self.find_arrays(leaf)
+            if arrays is not None:
+                yield path, leaf, arrays, arrays.history(leaf)
+
+    def _stand_ins(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], frozenset[int]]:
+        """The arguments as replays see them, and the memory that they lie in."""
+        addresses = set()
+
+        def replace(leaf: Any, path: str) -> Any:
+            arrays = self.find_arrays(leaf)
+            if arrays is None:
+                return leaf
+            if arrays.can_alias(leaf):
+                addresses.add(arrays.storage(leaf)[0])
+            role = f"argument {path} of the break {name}"
+            return self.sequence._memory.argument(leaf, arrays, self.session, self._rules, role)
+
+        made = tuple(
+            structures.rebuilt(value, replace, str(index)) for index, value in enumerate(args)
+        )
+        named = {key: structures.rebuilt(value, replace, key) for key, value in kwargs.items()}
+        return (made, named), frozenset(addresses)
+
+    def find_arrays(self, value: Any) -> Arrays | None:
+        """Who knows a value as a device array, if anybody does."""
+        arrays = self.framework.arrays
+        return arrays if arrays.owns(value) else None
+
+    def _stream_current(self) -> contextlib.AbstractContextManager[Any]:
+        if self.framework.current_stream() == self._handle:
+            return contextlib.nullcontext()
+        return self.framework.stream_current(self._stream_object)
+
+    # ---- embedding other sequences
+
+    def embed_break(self, segment: EagerSegment) -> None:
+        """Make a break of another sequence, which is replayed in this block, one of ours."""
+        body = segment.fn if segment._result is None else segment.call_and_fill
+        if segment._does_nothing:
+            return
+        self.run_break(
+            body, segment.args, segment.kwargs, name=segment.name, stub=None, static=False
+        )
+
+    def keep(self, thing: object) -> None:
+        """Keep something for as long as the sequence's segments live."""
+        self.sequence._guests.append(thing)
+
+    # ---- errors
+
+    def _check_whole(self, name: str) -> None:
+        """Before a break: the block must be sound, and this the thread that may end a segment."""
+        self._raise_poison()
+        if threading.get_ident() != self.thread and self.mode != "relaxed":
+            raise errors.other_thread(len(self._segments), f"the break {name}", self.mode)
+
+    def _raise_poison(self) -> None:
+        if self._poison is not None:
+            if isinstance(self._poison, errors.CaptureError):
+                raise self._poison
+            raise errors.poisoned(self._poison) from self._poison
+
+    def _advise(self, error: BaseException) -> None:
+        """Notes on the user's exception, where it has to do with the capture."""
+        if self._is_open:
+            status = capturing.status(self.driver, self.stream)
+            if status is Status.INVALIDATED or _speaks_of_capture(error):
+                for note in errors.advice(len(self._segments), self.mode):
+                    error.add_note(note)
+
+
+def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    for index, value in enumerate(args):
+        yield from structures.leaves(value, str(index))
+    for key, value in kwargs.items():
+        yield from structures.leaves(value, key)
+
+
+def _speaks_of_capture(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "captur" in str(error).lower()
+
+
+def sweep_abandoned() -> None:
+    """End blocks that were entered by hand and whose context manager has gone."""
+    for block in blocks.open_blocks:
+        if block.is_abandoned and block.thread == threading.get_ident():
+            with contextlib.suppress(RuntimeError):
+                block._end(failed=True)

@@ -1,0 +1,45 @@
+"""BREAKABLE_CUDA_GRAPHS_DEBUG=1: say more about a failed capture than is cheap to know.
+
+The hard problem: the driver names neither the streams of a capture nor the one that was not joined.
+So every stream object that lives in this process is asked which capture it is in, and whether what
+it did last is among the nodes that dangle.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from ._driver import bindings
+from .streams import DEFAULT_STREAMS
+
+#: Read when a capture begins, not at import.
+VARIABLE = "BREAKABLE_CUDA_GRAPHS_DEBUG"
+
+
+def unjoined_streams(
+    driver: bindings.Driver, capture: bindings.CaptureInfo, leaves: list[Any]
+) -> list[int]:
+    """The handles of the streams whose last work is one of the dangling nodes."""
+    dangling = {int(node) for node in leaves}
+    found = []
+    for handle in sorted(_stream_handles()):
+        info = driver.capture_info(bindings.types.CUstream(handle))
+        if info.id == capture.id and dangling & {int(node) for node in info.dependencies}:
+            found.append(handle)
+    return found
+
+
+def _stream_handles() -> set[int]:
+    """The handles of all stream objects of torch and CuPy that are alive."""
+    handles = set()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if not kind.__name__.endswith("Stream"):
+            continue
+        module = kind.__module__
+        if module.startswith("torch"):
+            handles.add(int(getattr(thing, "cuda_stream", 0) or 0))
+        elif module.startswith("cupy"):
+            handles.add(int(getattr(thing, "ptr", 0) or 0))
+    return handles - set(DEFAULT_STREAMS)

@@ -1,0 +1,53 @@
+"""A replay inside another capture: the sequence becomes part of what is captured.
+
+The hard problem: the driver refuses to launch a graph into a capture, and its refusal kills the
+capture. So everything is decided before any driver call: captured segments go in as child nodes;
+breaks can only go into a capture that is a block of ours, as breaks of that block; and what cannot
+go in is refused while the outer capture is still whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import blocks, errors
+from ._driver import bindings, userobjects
+from .plan import _NO_CHILDREN
+from .segments import EagerSegment, GraphSegment
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .sequence import CUDAGraphSequence
+
+
+def embed(sequence: CUDAGraphSequence, plan: Plan, stream: Any) -> None:
+    """Put a sequence into the capture that `stream` is in."""
+    driver = bindings.current()
+    outer = blocks.find()
+    if plan.draws:
+        raise errors.cannot_embed("its segments draw random numbers, which torch has to prepare")
+    if outer is None and plan.has_breaks:
+        raise errors.cannot_embed("it has breaks, and the capture is not a breakable_graph block")
+    for part in plan.parts:
+        if isinstance(part, GraphSegment) and not part._kinds.isdisjoint(_NO_CHILDREN):
+            raise errors.cannot_embed("a graph with allocations or conditional nodes has no clones")
+    lease = (sequence._pool, sequence._segments, sequence._memory)
+    for part in plan.parts:
+        if isinstance(part, EagerSegment):
+            assert outer is not None
+            outer.embed_break(part)
+        else:
+            _add_child(driver, stream, part._handle.value, None if outer else lease)
+    if outer is not None:
+        outer.keep(lease)
+
+
+def _add_child(driver: bindings.Driver, stream: Any, graph: Any, lease: object) -> None:
+    """Add a graph as a node that the next work of the capturing stream waits for."""
+    info = driver.capture_info(stream)
+    if lease is not None:
+        userobjects.hold(driver, info.graph, lease)
+    node = driver.cuGraphAddChildGraphNode(
+        info.graph, info.dependencies or None, len(info.dependencies), graph
+    )
+    driver.update_capture_dependencies(stream, [node])

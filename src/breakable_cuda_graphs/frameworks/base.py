@@ -1,0 +1,161 @@
+"""What a framework must be told when a segment begins and ends, as protocols.
+
+The hard problem: a capture is a driver call on a stream, but a framework that does not know of it
+hands out memory, random numbers and streams that are wrong for a graph. A `Framework` knows one
+library on one device; a `Session` accompanies one `breakable_graph` block; everything else of a
+capture is the same for all of them and lives in `capture.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+from .._driver.bindings import Driver
+from .._driver.handles import GraphHandle, GraphView
+from .._driver.ordering import CompletionMark
+from .._driver.reading import Survey
+
+
+class Runner(Protocol):
+    """Replays a segment whose launch a framework has to prepare (torch's random numbers)."""
+
+    def replay(self) -> None:
+        """Prepare and launch on the framework's current stream."""
+
+    def close(self) -> None:
+        """Give back what the segment holds."""
+
+    @property
+    def raw_exec(self) -> Any:
+        """The executable that a replay launches; a view, the framework owns it."""
+
+
+class Captured(NamedTuple):
+    """How a segment ended. `code` is the driver's; `problem` an error of the framework's own."""
+
+    code: int
+    graph: GraphHandle | GraphView | None
+    runner: Runner | None = None
+    problem: Exception | None = None
+
+
+class Pool(Protocol):
+    """The private memory of a sequence, and the stream that its captures run on."""
+
+    @property
+    def handle(self) -> Any:
+        """What `seq.pool()` returns and `pool=` takes."""
+
+    @property
+    def stream(self) -> Any:
+        """The framework's stream object for the capture stream."""
+
+    @property
+    def mark(self) -> CompletionMark:
+        """The end of the last replay of any sequence in this pool."""
+
+
+class Birth(Enum):
+    """When and where the memory of an array was made, seen from a capture."""
+
+    POOL = "in the private pool, by captured work"
+    BREAK = "during the capture, outside the pool"
+    OLDER = "before the capture"
+
+
+class Arrays(Protocol):
+    """The device arrays of one library, as arguments and results of breaks."""
+
+    def owns(self, value: Any) -> bool:
+        """Whether a value is a device array of this library."""
+
+    def can_alias(self, value: Any) -> bool:
+        """Whether `alias` works; an array for which it does not is owned by the sequence."""
+
+    def alias(self, value: Any) -> Any:
+        """An array over the same memory that does not keep it and has no history."""
+
+    def detached(self, value: Any) -> Any:
+        """The same memory without history; keeps it."""
+
+    def storage(self, value: Any) -> tuple[int, int, Any]:
+        """(first address, bytes, object that lives as long as the memory)."""
+
+    def place(self, value: Any) -> tuple[Any, ...]:
+        """What two arrays that are the same view of the same memory agree in."""
+
+    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+        """(dtype, shape, device): what a result must keep from call to call."""
+
+    def history(self, value: Any) -> Any:
+        """A token that changes when an operation changes the array's autograd history."""
+
+    def requires_grad(self, value: Any) -> bool:
+        """Whether the array takes part in autograd."""
+
+    def new_buffer(self, value: Any) -> Any:
+        """A new array of the same kind and strides."""
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy values between two arrays of the same kind, on the current stream."""
+
+
+class Session(Protocol):
+    """One block's dealings with a framework. `leave` is called whatever happened before."""
+
+    def enter(self) -> None:
+        """Make the capture stream current and get ready for the first segment."""
+
+    def begin(self) -> None:
+        """Open the capture of the next segment on the capture stream."""
+
+    def end(self, survey: Survey | None) -> Captured:
+        """End the capture and close the framework's books; a failed capture is an answer.
+
+        `survey` is what the capture's graph held just before; None if it was lost already.
+        """
+
+    def abandon(self) -> None:
+        """End an open capture without wanting its graph. Does nothing where none is open."""
+
+    def leave(self, failed: bool) -> None:
+        """Restore what `enter` changed."""
+
+    def before_break(self) -> None:
+        """A break's body is about to run: note what memory exists, if that will be asked for."""
+
+    def birth(self, address: int) -> Birth:
+        """When the memory at an address was made."""
+
+
+class Framework(Protocol):
+    """One library on one device."""
+
+    name: str
+    device: int
+    driver: Driver
+    arrays: Arrays
+
+    #: the handle of this thread's current stream of the device; on the hot path of replay
+    current_stream: Callable[[], int]
+
+    def stream_object(self, stream: Any) -> Any:
+        """The library's own kind of stream for a stream-like object."""
+
+    def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
+        """Make a stream (an object or a handle) current inside the block."""
+
+    def new_pool(self, given: Any) -> Pool:
+        """The pool for a sequence: a fresh one for None, else the one that `given` names."""
+
+    def session(self, pool: Pool, stream: Any, mode: str, generators: tuple[Any, ...]) -> Session:
+        """A session for one block that captures on `stream` (an object or a handle)."""
+
+    def modes(self) -> Any:
+        """The modes of this thread that change what an eager break does; compared by equality."""
+
+    def in_modes(self, modes: Any) -> AbstractContextManager[Any]:
+        """Run a block under modes that `modes()` returned."""

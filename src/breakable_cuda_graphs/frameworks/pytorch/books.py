@@ -1,0 +1,128 @@
+"""One torch segment: opened by a CUDAGraph shell, ended by the driver, closed by a dummy.
+
+The hard problem: torch's allocator, pinned memory and generators route by the id of the capture
+that a `torch.cuda.CUDAGraph` began, and there is no way to register a foreign id; but its
+`capture_end()` keeps the graph, hides the driver's reason when it fails, and up to torch 2.11 then
+leaves its routes switched on for ever. So torch begins, the driver ends, and whatever came of that,
+a second capture of one node is opened and given to `capture_end()` to close the books with.
+
+Every step notes how far it got, so that `close()` can take up from anywhere.
+Facts: torch/csrc (CUDAGraph.cpp, capture_begin and capture_end, torch 2.10 to 2.14).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..._driver import capturing, release
+from ..._driver.bindings import Driver, types
+from ..._driver.capturing import Ended, Status
+
+_NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
+
+
+class Books:
+    """The torch side of one capture on one stream, which is torch's current stream throughout."""
+
+    def __init__(
+        self, driver: Driver, stream: int, pool: Any, mode: str, generators: tuple[Any, ...]
+    ) -> None:
+        self.driver = driver
+        self.mode = mode
+        self.pool = pool
+        self.stream = types.CUstream(stream)
+        self.shell: Any = torch.cuda.CUDAGraph(keep_graph=True)
+        self._generators = generators
+        self._stage = _NEW
+
+    def open(self) -> None:
+        """`capture_begin`: pool routes, generators, pinned memory, then cuStreamBeginCapture."""
+        for generator in self._generators:
+            self.shell.register_generator_state(generator)
+        release.capture_opened()
+        self._stage = _OPENING
+        with _no_inference_mode():
+            self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
+        self._stage = _OPEN
+
+    def end(self) -> Ended:
+        """End the capture by the driver: a graph that is ours, or the code that says why not."""
+        ended = capturing.end(self.driver, self.stream)
+        if ended.code != capturing.WRONG_THREAD:
+            self._stage = _ENDED
+        return ended
+
+    def end_by_torch(self) -> Any:
+        """Let torch end it and keep the graph: for graphs that cannot be children of another."""
+        with _no_inference_mode():
+            self.shell.capture_end()
+        self._closed()
+        return self.shell.raw_cuda_graph()
+
+    def close(self, inside: Any = None) -> None:
+        """Close torch's books from whatever stage was reached; `inside` becomes a child node.
+
+        No torch call may come between `end` and this.
+        """
+        if self._stage in (_NEW, _CLOSED):
+            return
+        if self._stage != _ENDED and self._is_capturing():
+            _discard(capturing.end(self.driver, self.stream))
+        try:
+            self._end_dummy(inside)
+        except RuntimeError:
+            if self._stage != _OPENING:
+                raise
+            self._undo_half_begun()
+        finally:
+            self._closed()
+
+    def _end_dummy(self, inside: Any) -> None:
+        driver, stream = self.driver, self.stream
+        capturing.begin(driver, stream, "relaxed")
+        try:
+            graph = driver.capture_info(stream).graph
+            if inside is None:
+                driver.cuGraphAddEmptyNode(graph, None, 0)
+            else:
+                driver.cuGraphAddChildGraphNode(graph, None, 0, inside)
+            with _no_inference_mode():
+                self.shell.capture_end()
+        except BaseException:
+            if self._is_capturing():
+                _discard(capturing.end(driver, stream))
+            raise
+
+    def _is_capturing(self) -> bool:
+        return capturing.status(self.driver, self.stream) is not Status.NONE
+
+    def _undo_half_begun(self) -> None:
+        """`capture_begin` failed before it knew its stream: only generators can be switched on."""
+        for generator in (*self._generators, torch.cuda.default_generators[_device()]):
+            generator.graphsafe_set_state(generator.clone_state())
+
+    def _closed(self) -> None:
+        if self._stage != _CLOSED:
+            self._stage = _CLOSED
+            release.capture_closed()
+
+
+def _no_inference_mode() -> AbstractContextManager[Any]:
+    """Generators refuse to have their tensors made or filled in inference mode."""
+    if torch.is_inference_mode_enabled():
+        mode: AbstractContextManager[Any] = torch.inference_mode(False)
+        return mode
+    return contextlib.nullcontext()
+
+
+def _discard(ended: Ended) -> None:
+    if ended.graph is not None:
+        ended.graph.close()
+
+
+def _device() -> int:
+    return int(torch.cuda.current_device())

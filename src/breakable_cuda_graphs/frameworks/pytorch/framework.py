@@ -1,0 +1,209 @@
+"""Torch on one device: its streams, its modes, and the session of one block.
+
+The hard problem: the order of things around a segment. Books are opened and closed with the capture
+stream current, random numbers are read inside the capture and moved on outside it, and between the
+driver's end and the close of the books no torch call may happen; whichever of these fails, all
+that was switched on has to be switched off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..._driver import reading, release
+from ..._driver.bindings import Driver, types
+from ..._driver.handles import GraphView
+from ..._driver.reading import Survey
+from ...streams import as_handle
+from .. import base
+from . import modes
+from .books import Books
+from .draws import Draws
+from .pools import TorchPool, own_workspace, pool_for
+from .tensors import Tensors
+
+#: Below this share of free device memory, cached blocks are given back before a capture: inside it
+#: the allocator cannot.
+_SCARCE = 1 / 8
+
+
+class TorchFramework:
+    """Torch on one device."""
+
+    name = "torch"
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self.driver, self.device = driver, device
+        self.arrays: base.Arrays = Tensors("cuda")
+        # `torch.cuda.current_stream().cuda_stream` is 40 times slower than the raw call.
+        self.current_stream: Callable[[], int] = functools.partial(
+            torch._C._cuda_getCurrentRawStream, device
+        )
+
+    def stream_object(self, stream: Any) -> Any:
+        """A torch stream for a stream-like object."""
+        if isinstance(stream, torch.cuda.Stream):
+            return stream
+        return torch.cuda.ExternalStream(as_handle(stream), device=self.device)
+
+    def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
+        if as_handle(stream) == 0:
+            stream = torch.cuda.default_stream(self.device)
+        return _stream_current(self.stream_object(stream))
+
+    def new_pool(self, given: Any) -> TorchPool:
+        return pool_for(self.driver, self.device, given)
+
+    def session(
+        self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+    ) -> TorchSession:
+        assert isinstance(pool, TorchPool)
+        return TorchSession(self, pool, self.stream_object(stream), mode, generators)
+
+    def modes(self) -> Any:
+        return modes.current()
+
+    def in_modes(self, wanted: Any) -> AbstractContextManager[Any]:
+        return modes.entered(wanted)
+
+
+class TorchSession:
+    """One block's dealings with torch."""
+
+    def __init__(
+        self,
+        framework: TorchFramework,
+        pool: TorchPool,
+        stream: Any,
+        mode: str,
+        generators: tuple[Any, ...],
+    ) -> None:
+        self.framework, self.driver, self.pool = framework, framework.driver, pool
+        self.external, self.mode = stream, mode
+        self.stream = types.CUstream(stream.cuda_stream)
+        self._generators = generators
+        self._undo = contextlib.ExitStack()
+        self._draws: Draws | None = None
+        self._books: Books | None = None
+        self._older: set[int] | None = None  # blocks in use when the first break began
+        self._pool_seen = False
+
+    def enter(self) -> None:
+        device = self.framework.device
+        self._undo.enter_context(torch.cuda.device(device))
+        if not release.open_captures() and _memory_is_scarce(device):
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        own_workspace(device, self.external)
+        self._draws = Draws(self.driver, device, self._generators)
+        self._undo.enter_context(torch.cuda.stream(self.external))
+
+    def begin(self) -> None:
+        draws = self._draws
+        assert draws is not None
+        modes.clear_weight_cache()
+        draws.begin(self.stream)
+        self._books = Books(
+            self.driver, int(self.stream), self.pool.identity, self.mode, draws.registered
+        )
+        with self._current():
+            self._books.open()
+            draws.opened()
+
+    def end(self, survey: Survey | None) -> base.Captured:
+        books, draws = self._books, self._draws
+        assert books is not None
+        assert draws is not None
+        with self._current():
+            modes.clear_weight_cache()
+            used = draws.ending()
+            draw, problem = draws.judge(survey, used)
+            if not draw:
+                used = [0] * len(used)
+            if draw and survey is not None and reading.CONDITIONAL in survey.kinds:
+                return self._end_by_torch(books, draws, used)
+            ended = books.end()
+            child = ended.graph.value if ended.graph and draw and problem is None else None
+            books.close(child)
+            self._books = None
+            draws.closed(used)
+        if child is None:
+            self.pool.take_shell(books.shell)
+            return base.Captured(ended.code, ended.graph, None, problem)
+        return base.Captured(ended.code, ended.graph, draws.runner(books.shell, used))
+
+    def _end_by_torch(self, books: Books, draws: Draws, used: list[int]) -> base.Captured:
+        """A graph with conditional nodes cannot be a child, so torch's own end has to keep it."""
+        raw = types.CUgraph(books.end_by_torch())
+        self._books = None
+        draws.closed(used)
+        runner = draws.runner(books.shell, used)
+        return base.Captured(0, GraphView(self.driver, raw, runner), runner)
+
+    def abandon(self) -> None:
+        books, self._books = self._books, None
+        if books is None:
+            return
+        assert self._draws is not None
+        self._draws.abandoned()
+        with self._current():
+            books.close()
+        self.pool.take_shell(books.shell)
+
+    def _current(self) -> AbstractContextManager[Any]:
+        """The capture stream as torch's current one, whatever the user's code has made current."""
+        if self.framework.current_stream() == int(self.stream):
+            return contextlib.nullcontext()
+        return _stream_current(self.external)
+
+    def before_break(self) -> None:
+        if self._older is None:
+            self._older = _active_blocks(self.framework.device)
+        self._pool_seen = False
+
+    def birth(self, address: int) -> base.Birth:
+        if self.pool.contains(address):
+            return base.Birth.POOL
+        if not self._pool_seen:
+            self.pool.look()  # once a break at most: between breaks only the pool can grow
+            self._pool_seen = True
+            if self.pool.contains(address):
+                return base.Birth.POOL
+        if self._older is None or address in self._older:
+            return base.Birth.OLDER
+        return base.Birth.BREAK
+
+    def leave(self, failed: bool) -> None:
+        try:
+            if self._draws is not None:
+                self._draws.finish(self.stream, failed)
+        finally:
+            self._undo.close()
+            modes.clear_weight_cache()
+
+
+def _stream_current(stream: Any) -> AbstractContextManager[Any]:
+    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context
+
+
+def _active_blocks(device: int) -> set[int]:
+    """The addresses of all memory blocks that are in use."""
+    return {
+        block["address"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def _memory_is_scarce(device: int) -> bool:
+    free, total = torch.cuda.mem_get_info(device)
+    return bool(free < total * _SCARCE)

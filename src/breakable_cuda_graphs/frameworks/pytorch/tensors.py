@@ -1,0 +1,74 @@
+"""Tensors as arguments and results of breaks.
+
+The hard problem: a sequence that held the tensors which its breaks read would keep the pool from
+using their blocks again, and a graph with many breaks would need many times the memory of one graph.
+So a break is given, at replay, tensors made from bare addresses: they look like the originals, bit
+for bit, but own nothing. Who keeps an address valid is decided elsewhere (`arguments.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Tensors:
+    """Tensors of one device type ("cuda"; "cpu" on the simulated device)."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self._device_type
+
+    def can_alias(self, value: Any) -> bool:
+        """Ordinary tensors only: of a subclass or a sparse one only the object itself is enough."""
+        return (
+            type(value) in (torch.Tensor, torch.nn.Parameter)
+            and value.layout is torch.strided
+            and not value.is_quantized
+        )
+
+    def alias(self, value: Any) -> Any:
+        """Same bytes, shape, strides, offset, dtype, conj and neg bits; no history, not owning."""
+        storage = value.untyped_storage()
+        view = torch._C._construct_storage_from_data_pointer(
+            storage.data_ptr(), value.device, storage.nbytes()
+        )
+        with torch.inference_mode(value.is_inference()), torch.no_grad():
+            made = torch.empty(0, dtype=value.dtype, device=value.device)
+            made.set_(view, value.storage_offset(), value.size(), value.stride())
+            if value.is_conj():
+                made = made.conj()
+            if value.is_neg():
+                made = torch._neg_view(made)
+        return made
+
+    def detached(self, value: Any) -> Any:
+        return value.detach()
+
+    def storage(self, value: Any) -> tuple[int, int, Any]:
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes(), storage
+
+    def place(self, value: Any) -> tuple[Any, ...]:
+        return value.data_ptr(), value.stride(), value.is_conj(), value.is_neg()
+
+    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return dtype, tuple(value.shape), str(value.device)
+
+    def history(self, value: Any) -> Any:
+        return value.grad_fn, value.requires_grad
+
+    def requires_grad(self, value: Any) -> bool:
+        return bool(value.requires_grad)
+
+    def new_buffer(self, value: Any) -> Any:
+        with torch.no_grad(), torch.inference_mode(False):
+            return torch.empty_like(value, memory_format=torch.preserve_format)
+
+    def copy(self, target: Any, source: Any) -> None:
+        with torch.no_grad():
+            target.copy_(source)

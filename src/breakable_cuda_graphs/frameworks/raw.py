@@ -1,0 +1,167 @@
+"""Streams of anybody, captured by the driver alone: no torch, any library that launches on a stream.
+
+The hard problem: nobody tells us which stream is current, and nobody's allocator hears of the
+capture. CuPy, when it is loaded, says which stream is current in this thread and is told which one
+to use; for all others the stream is passed by hand, and a break is found through the block that is
+open in its thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+from .._driver import capturing, process, release
+from .._driver.bindings import Driver, types
+from .._driver.handles import StreamHandle
+from .._driver.ordering import CompletionMark
+from .._driver.reading import Survey
+from ..streams import as_handle
+from . import base
+
+
+class RawStream:
+    """A stream of ours for libraries that take any stream."""
+
+    def __init__(self, owner: StreamHandle) -> None:
+        self._owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, int(self._owner)
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle."""
+        return int(self._owner)
+
+    def __repr__(self) -> str:
+        return f"<RawStream {self.handle:#x}>"
+
+
+class RawPool:
+    """Without a framework there is no pool of memory; what is shared is the capture stream."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.mark = CompletionMark(driver)
+        self.stream = RawStream(StreamHandle.create(driver))
+        self._epoch = process.epoch
+
+    @property
+    def handle(self) -> RawPool:
+        return self
+
+    def __del__(self, later: Any = release.later) -> None:
+        later(self._epoch, self.mark.close)
+
+
+class NoArrays:
+    """No array is known here: what a break is given, it is given again."""
+
+    def owns(self, value: Any) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class RawFramework:
+    """The driver alone, on the device of the current context."""
+
+    name = "raw"
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self.driver, self.device = driver, device
+        self.arrays: Any = NoArrays()
+        self._primary: Any = None
+        self._ensure_context()
+
+    def _ensure_context(self) -> None:
+        """Driver calls need a context; a thread without one gets the device's primary one."""
+        if not int(self.driver.cuCtxGetCurrent()):
+            if self._primary is None:
+                self._primary = self.driver.cuDevicePrimaryCtxRetain(self.device)
+            self.driver.cuCtxSetCurrent(self._primary)
+
+    def current_stream(self) -> int:
+        cupy = sys.modules.get("cupy")
+        if cupy is None or self.driver.simulated:
+            return 0
+        return int(cupy.cuda.get_current_stream().ptr)
+
+    def stream_object(self, stream: Any) -> Any:
+        return stream
+
+    def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
+        cupy = sys.modules.get("cupy")
+        if cupy is None or self.driver.simulated:
+            return contextlib.nullcontext()
+        external: AbstractContextManager[Any] = cupy.cuda.ExternalStream(as_handle(stream))
+        return external
+
+    def new_pool(self, given: Any) -> RawPool:
+        self._ensure_context()
+        return given if isinstance(given, RawPool) else RawPool(self.driver)
+
+    def session(
+        self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+    ) -> RawSession:
+        return RawSession(self, stream, mode)
+
+    def modes(self) -> Any:
+        return None
+
+    def in_modes(self, modes: Any) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+class RawSession:
+    """One block's dealings with nobody but the driver."""
+
+    def __init__(self, framework: RawFramework, stream: Any, mode: str) -> None:
+        self.framework, self.driver, self.mode = framework, framework.driver, mode
+        self.external = stream
+        self.stream = types.CUstream(as_handle(stream))
+        self._undo = contextlib.ExitStack()
+        self._is_open = False
+
+    def enter(self) -> None:
+        self._undo.enter_context(self.framework.stream_current(self.external))
+
+    def begin(self) -> None:
+        release.capture_opened()
+        try:
+            capturing.begin(self.driver, self.stream, self.mode)
+        except BaseException:
+            release.capture_closed()
+            raise
+        self._is_open = True
+
+    def end(self, survey: Survey | None) -> base.Captured:
+        ended = capturing.end(self.driver, self.stream)
+        if ended.code != capturing.WRONG_THREAD:
+            self._closed()
+        return base.Captured(*ended)
+
+    def _closed(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            release.capture_closed()
+
+    def abandon(self) -> None:
+        if self._is_open:
+            if capturing.status(self.driver, self.stream) is not capturing.Status.NONE:
+                graph = capturing.end(self.driver, self.stream).graph
+                if graph is not None:
+                    graph.close()
+            self._closed()
+
+    def before_break(self) -> None:
+        """Nothing to note: no allocator is known."""
+
+    def birth(self, address: int) -> base.Birth:
+        return base.Birth.OLDER
+
+    def leave(self, failed: bool) -> None:
+        self._undo.close()

@@ -1,0 +1,74 @@
+"""Torch's CPU tensors on the simulated device.
+
+The hard problem: on the CPU torch has no streams and records nothing; the simulator's recorder
+turns each operator into a node. This adapter is the raw one, with tensors as arrays and the
+recorder running while a segment is open.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from .._driver.bindings import Driver
+from .._driver.reading import Survey
+from ..simulator import tensors
+from ..streams import as_handle
+from . import base
+from .pytorch import modes
+from .pytorch.tensors import Tensors
+from .raw import RawFramework, RawSession
+
+
+class SimulatedTorch(RawFramework):
+    """CPU tensors, captured operator by operator."""
+
+    name = "simulated torch"
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        super().__init__(driver, device)
+        self.arrays = Tensors("cpu")
+
+    def current_stream(self) -> int:
+        return tensors.current_stream()
+
+    def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
+        return tensors.stream(as_handle(stream))
+
+    def session(
+        self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+    ) -> SimulatedSession:
+        return SimulatedSession(self, stream, mode)
+
+    def modes(self) -> Any:
+        return modes.current()
+
+    def in_modes(self, wanted: Any) -> AbstractContextManager[Any]:
+        return modes.entered(wanted)
+
+
+class SimulatedSession(RawSession):
+    """A raw session with the recorder running while a segment is open."""
+
+    def __init__(self, framework: SimulatedTorch, stream: Any, mode: str) -> None:
+        super().__init__(framework, stream, mode)
+        self._recorder = tensors.TensorRecorder(framework.driver.module)
+        self._is_recording = False
+
+    def begin(self) -> None:
+        super().begin()
+        self._recorder.begin(int(self.stream))
+        self._is_recording = True
+
+    def end(self, survey: Survey | None) -> base.Captured:
+        self._stop()
+        return super().end(survey)
+
+    def abandon(self) -> None:
+        self._stop()
+        super().abandon()
+
+    def _stop(self) -> None:
+        if self._is_recording:
+            self._is_recording = False
+            self._recorder.end()

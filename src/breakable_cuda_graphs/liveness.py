@@ -1,0 +1,114 @@
+"""Who keeps the memory that a sequence reads: the pool, the sequence, or its user, who is watched.
+
+The hard problem: a graph holds bare addresses. Owning every array that they lie in would keep a
+model's inputs alive for ever; owning none reads freed memory without a word. So each array is
+judged by its birth. Made by captured work: its pool keeps it. Made in a break: the sequence owns it
+until `reset()`. Older: it stays the user's, and a weak reference on its storage flips one flag when
+the memory dies, so a replay tests one attribute however many arrays there are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from .frameworks.base import Arrays, Birth, Session
+
+
+class Memory:
+    """What one sequence owns and watches.
+
+    `stale` is None until something watched has died, and then what is to be said of it. Weak
+    reference callbacks write it, and only assign: they may run in any thread, at any line.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "_watched", "stale")
+
+    def __init__(self) -> None:
+        self.stale: tuple[str, str] | None = None  # (tensor, role)
+        self._kept: dict[int, Any] = {}  # address -> storage, owned until reset
+        self._watched: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+
+    def argument(
+        self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: str
+    ) -> Any:
+        """What stands for an array argument at replay: an alias, or the array itself, owned."""
+        if not arrays.can_alias(value):
+            return value
+        self.note(value, arrays, session, rules, role)
+        return arrays.alias(value)
+
+    def note(self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: str) -> None:
+        """Keep, watch or leave the memory of an array that the sequence will read or write."""
+        address, nbytes, storage = arrays.storage(value)
+        if not nbytes or address in self._kept:
+            return
+        birth = session.birth(address)
+        if birth is Birth.POOL:
+            return
+        if birth is Birth.BREAK or rules.keep_inputs:
+            self._kept[address] = storage
+        elif rules.check_liveness:
+            self._watch(address, storage, describe(arrays, value), role)
+
+    def own(self, value: Any, arrays: Arrays) -> None:
+        """Keep the memory of an array until `reset()`."""
+        address, nbytes, storage = arrays.storage(value)
+        if nbytes:
+            self._kept[address] = storage
+
+    def _watch(self, address: int, storage: Any, described: str, role: str) -> None:
+        known = self._watched.get(address)
+        if known is not None and known[0]() is storage:
+            return
+        owner = weakref.ref(self)
+
+        def died(_: Any, owner: Any = owner, described: str = described, role: str = role) -> None:
+            memory = owner()
+            if memory is not None and memory.stale is None:
+                memory.stale = (described, role)
+
+        self._watched[address] = (weakref.ref(storage, died), described, role)
+
+    @property
+    def owned(self) -> int:
+        """How many pieces of memory the sequence keeps."""
+        return len(self._kept)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """What is watched: one line each."""
+        return tuple(f"{described}, {role}" for _, described, role in self._watched.values())
+
+    def take(self) -> list[Any]:
+        """Empty this and hand over what was owned, to be let go when no replay reads it any more."""
+        kept = list(self._kept.values())
+        self._kept.clear()
+        self._watched.clear()
+        self.stale = None
+        return kept
+
+    def mark(self) -> tuple[frozenset[int], frozenset[int]]:
+        """What is owned and watched now, for `back_to` after a capture that failed."""
+        return frozenset(self._kept), frozenset(self._watched)
+
+    def back_to(self, mark: tuple[frozenset[int], frozenset[int]]) -> None:
+        """Forget what was added since."""
+        for known, table in zip(mark, (self._kept, self._watched), strict=True):
+            for address in [a for a in table if a not in known]:
+                del table[address]
+
+
+class Rules:
+    """What a block was asked to do with the memory of others."""
+
+    __slots__ = ("check_liveness", "keep_inputs")
+
+    def __init__(self, *, keep_inputs: bool, check_liveness: bool) -> None:
+        self.keep_inputs, self.check_liveness = keep_inputs, check_liveness
+
+
+def describe(arrays: Arrays, value: Any) -> str:
+    """An array in a few words, for messages."""
+    dtype, shape, device = arrays.kind(value)
+    return f"{dtype} {list(shape)} on {device}"

@@ -1,0 +1,138 @@
+"""The plan of a replay: what is left to do when all that can be decided once has been.
+
+The hard problem: the loop over the steps is the library's speed. A step is a plain tuple
+(executable, function, args, kwargs) of which either half may be None, so that the usual pair of a
+graph and the break behind it is one turn of the loop. Empty segments are not in it; segments with
+nothing eager between them are joined, as child nodes of one graph, into one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ._driver import reading
+from ._driver.bindings import Driver
+from ._driver.handles import ExecHandle, GraphHandle
+from .frameworks.base import Framework
+from .segments import EagerSegment, GraphSegment
+
+Step = tuple[Any, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+
+#: Graphs with these nodes cannot be cloned, so they cannot be children (driver API, cuGraphClone).
+_NO_CHILDREN = {reading.MEM_ALLOC, reading.MEM_FREE, reading.CONDITIONAL, -1}
+
+
+class Plan:
+    """The steps of one replay."""
+
+    def __init__(
+        self, driver: Driver, framework: Framework, segments: Sequence[GraphSegment | EagerSegment]
+    ) -> None:
+        self.launch = driver.module.cuGraphLaunch
+        self.framework = framework
+        breaks = [s for s in segments if isinstance(s, EagerSegment) and not s._does_nothing]
+        self.has_breaks = bool(breaks)
+        self.draws = any(isinstance(s, GraphSegment) and s._runner for s in segments)
+        self.modes = breaks[0]._modes if breaks else None  # of most breaks; others switch by turn
+        self.steps: list[Step] = []
+        self.parts: list[GraphSegment | EagerSegment] = []  # what is embedded in other captures
+        for group in _groups(segments):
+            self._add(driver, group)
+
+    def _add(self, driver: Driver, group: list[GraphSegment] | EagerSegment) -> None:
+        if isinstance(group, EagerSegment):
+            self.parts.append(group)
+            self._add_call(self._body(group), group.args, group.kwargs)
+            return
+        self.parts += group
+        if len(group) > 1:
+            _join(driver, group)
+            self._add_launch(group[0]._executable)
+        elif group[0]._runner is not None:
+            self._add_call(group[0]._runner.replay, (), {})
+        else:
+            self._add_launch(_executable(group[0]))
+
+    def _add_launch(self, executable: ExecHandle | None) -> None:
+        assert executable is not None
+        self.steps.append((executable.value, None, (), {}))
+
+    def _add_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A call goes into the turn of the launch before it, if that has none yet."""
+        executable = None
+        if self.steps and self.steps[-1][1] is None:
+            executable = self.steps.pop()[0]
+        self.steps.append((executable, function, args, kwargs))
+
+    def _body(self, segment: EagerSegment) -> Callable[..., Any]:
+        body = segment.fn if segment._result is None else segment.call_and_fill
+        if segment._modes == self.modes:
+            return body
+        return _InModes(self.framework, segment._modes, body)
+
+
+class _InModes:
+    """A break that was captured under other modes than the rest of its sequence."""
+
+    def __init__(self, framework: Framework, modes: Any, body: Callable[..., Any]) -> None:
+        self._framework, self._modes, self._body = framework, modes, body
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        with self._framework.in_modes(self._modes):
+            self._body(*args, **kwargs)
+
+
+def _groups(
+    segments: Iterable[GraphSegment | EagerSegment],
+) -> Iterable[list[GraphSegment] | EagerSegment]:
+    """Breaks, and runs of captured segments that one launch can do."""
+    run: list[GraphSegment] = []
+    for segment in segments:
+        if isinstance(segment, EagerSegment):
+            if not segment._does_nothing:
+                if run:
+                    yield run
+                run = []
+                yield segment
+        elif not segment.is_empty:
+            if run and not (_joinable(run[-1]) and _joinable(segment)):
+                yield run
+                run = []
+            run.append(segment)
+    if run:
+        yield run
+
+
+def _joinable(segment: GraphSegment) -> bool:
+    """Not one that torch launches, that cannot be cloned, or that has an executable already."""
+    return (
+        segment._runner is None
+        and segment._kinds.isdisjoint(_NO_CHILDREN)
+        and (segment._executable is None or segment._joined is not None)
+    )
+
+
+def _executable(segment: GraphSegment) -> ExecHandle:
+    if segment._executable is None:
+        assert isinstance(segment._handle, GraphHandle)
+        segment._executable = ExecHandle.instantiate(segment._handle)
+    return segment._executable
+
+
+def _join(driver: Driver, run: list[GraphSegment]) -> None:
+    """One executable for a run of segments: a graph with a chain of child nodes."""
+    if all(segment._executable is run[0]._executable is not None for segment in run):
+        return  # joined when an earlier block of the sequence ended
+    parent = GraphHandle.create(driver)
+    after: list[Any] = []
+    for segment in run:
+        node = driver.cuGraphAddChildGraphNode(
+            parent.value, after or None, len(after), segment._handle.value
+        )
+        after, segment._joined = [node], node
+    executable = ExecHandle.instantiate(parent)
+    for segment in run:
+        segment._executable = executable

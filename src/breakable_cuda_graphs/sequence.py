@@ -1,0 +1,299 @@
+"""CUDAGraphSequence: captured segments with eager breaks between them, and their replay.
+
+The hard problem: `replay()` is called thousands of times a second and every check in it is paid
+each time. So all that can be decided once is decided when a capture ends, in a plan: a flat list of
+steps without empty segments and with neighbours joined. What a replay checks, it checks once, by
+comparing plain values; only where one differs does it take the slow way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from . import errors, frameworks
+from ._driver import bindings, capturing, process, release
+from ._driver.ordering import CompletionMark
+from .embedding import embed
+from .frameworks.base import Framework, Pool
+from .liveness import Memory
+from .plan import Plan
+from .segments import EagerSegment, GraphSegment
+from .streams import as_handle
+
+__all__ = ["BreakableCUDAGraph", "CUDAGraphSequence"]
+
+
+class CUDAGraphSequence:
+    """A sequence of CUDA graphs with eager Python between them; the breakable form of a CUDA graph.
+
+    Fill it with `with breakable_graph(sequence): ...`, run it with `replay()`. Several captures
+    append to each other. A sequence belongs to the device of its first capture.
+
+    `pool` lets sequences share memory: another sequence's `pool()`, a
+    `torch.cuda.graph_pool_handle()`, or a `torch.cuda.MemPool`. As with torch's own graphs,
+    sequences that share a pool are replayed one at a time, and one's results may be overwritten by
+    another's replay.
+
+    Threads: replays of one sequence from several threads run one after the other.
+    """
+
+    def __init__(self, pool: Any = None) -> None:
+        self._given_pool = pool
+        self._pool: Pool | None = None
+        self._framework: Framework | None = None
+        self._memory = Memory()
+        self._segments: list[GraphSegment | EagerSegment] = []
+        self._plan: Plan | None = None  # None: nothing to replay, or not now
+        self._is_capturing = False
+        self._has_failed = False
+        self._context = 0  # the driver's context of the captures
+        self._guests: list[object] = []  # what embedded sequences must keep for us
+        self._epoch = process.epoch
+        self._turn = threading.Lock()
+        self._runner_thread = 0  # the thread that replays now
+        self._handle = -1  # the stream of the last replay, and its bindings object
+        self._stream: Any = None
+        self._mark: CompletionMark | None = None
+
+    # ---- replay
+
+    def replay(self, stream: Any = None) -> None:
+        """Run the captured segments and the breaks between them.
+
+        `stream` is a stream-like object or a handle; without it the current stream of the captured
+        device is used. Everything is ordered on that stream, breaks see it as current, and it waits
+        for the sequence's last replay if that was on another. Inside another capture the sequence
+        becomes part of it, where it can. Replaying an empty sequence does nothing.
+
+        Raises `StaleInputError` if memory that it would read has been freed, `ReplayError` if the
+        last capture failed, a break replays its own sequence or a break's result does not fit,
+        `ProcessError` in a forked child, and whatever a break raises.
+        """
+        if self._plan is None or self._epoch != process.epoch or self._memory.stale is not None:
+            self._refuse_unless_empty()
+            return
+        self._take_turn()
+        try:
+            plan = self._plan
+            if plan is None:  # reset by another thread in between
+                return
+            handle = plan.framework.current_stream() if stream is None else as_handle(stream)
+            if handle != self._handle:
+                self._handle, self._stream = handle, bindings.types.CUstream(handle)
+            if stream is None and self._is_at_home(plan):
+                self._run(plan, handle, self._stream)
+            else:
+                self._replay_elsewhere(plan, stream, handle)
+        finally:
+            self._runner_thread = 0
+            self._turn.release()
+
+    def _run(self, plan: Plan, handle: int, stream: Any) -> None:
+        """The loop. `memory.stale` is set by a finalizer when a watched tensor dies."""
+        launch, memory, mark = plan.launch, self._memory, self._mark
+        assert mark is not None
+        mark.order_after(handle, stream)
+        try:
+            for executable, function, args, kwargs in plan.steps:
+                if executable is not None:
+                    (code,) = launch(executable, stream)
+                    if code:
+                        raise bindings.current().error("cuGraphLaunch", code)
+                if function is not None:
+                    function(*args, **kwargs)
+                    if memory.stale is not None:
+                        raise errors.stale_input(*memory.stale)
+        finally:
+            mark.record(handle, stream)
+
+    def _is_at_home(self, plan: Plan) -> bool:
+        """Whether context, stream and modes are such that the loop can run right here."""
+        driver = bindings.current().module
+        return (
+            int(driver.cuCtxGetCurrent()[1]) == self._context
+            and driver.cuStreamIsCapturing(self._stream)[1] == 0
+            and (not plan.has_breaks or plan.modes == plan.framework.modes())
+        )
+
+    def _replay_elsewhere(self, plan: Plan, stream: Any, handle: int) -> None:
+        """The slow way: another context, stream or mode, or inside another capture."""
+        driver, framework = bindings.current(), plan.framework
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_context_current(driver, self._context))
+            if stream is not None and handle != framework.current_stream():
+                stack.enter_context(framework.stream_current(stream))
+            if capturing.status(driver, self._stream) is not capturing.Status.NONE:
+                embed(self, plan, self._stream)
+                return
+            if plan.has_breaks and plan.modes != framework.modes():
+                stack.enter_context(framework.in_modes(plan.modes))
+            self._run(plan, handle, self._stream)
+
+    def _take_turn(self) -> None:
+        """One replay at a time; a break that replays its own sequence would wait for itself."""
+        if not self._turn.acquire(blocking=False):
+            if self._runner_thread == threading.get_ident():
+                raise errors.reentered("replayed")
+            self._turn.acquire()
+        self._runner_thread = threading.get_ident()
+
+    def _refuse_unless_empty(self) -> None:
+        if self._epoch != process.epoch:
+            raise errors.used_after_fork("sequence")
+        if self._is_capturing:
+            raise errors.replay_while_capturing()
+        if self._has_failed:
+            raise errors.replay_after_failure()
+        if self._memory.stale is not None:
+            raise errors.stale_input(*self._memory.stale)
+
+    # ---- what it is
+
+    @property
+    def segments(self) -> tuple[GraphSegment | EagerSegment, ...]:
+        """Every segment in order, empty ones too: graph, break, graph, ..., graph."""
+        return tuple(self._segments)
+
+    @property
+    def stream(self) -> Any:
+        """The stream that captures run on: warm up there. Made on first use."""
+        return self._ensure_pool(self._ensure_framework()).stream
+
+    def pool(self) -> Any:
+        """The handle of the sequence's memory pool, for another sequence or `torch.cuda.graph`."""
+        return self._ensure_pool(self._ensure_framework()).handle
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __repr__(self) -> str:
+        graphs = sum(isinstance(s, GraphSegment) for s in self._segments)
+        breaks = len(self._segments) - graphs
+        state = "capturing" if self._is_capturing else "failed" if self._has_failed else ""
+        if self._memory.stale is not None:
+            state = "stale"
+        words = [f"{graphs} graph segments, {breaks} breaks", state]
+        return f"<CUDAGraphSequence {', '.join(word for word in words if word)}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable("sequence", "pickled or copied")
+
+    # ---- reset and release
+
+    def reset(self) -> None:
+        """Forget all segments and give their memory back; keep the pool.
+
+        Waits for a replay that is still running. Refused inside a capture or a break of this
+        sequence.
+        """
+        if self._epoch != process.epoch:
+            raise errors.used_after_fork("sequence")
+        if self._is_capturing:
+            raise errors.reset_while_capturing()
+        self._take_turn_for("reset")
+        try:
+            remains = self._strip()
+        finally:
+            self._turn.release()
+        self._has_failed = False
+        if remains is not None:
+            with release.relaxed_thread():
+                remains()
+            release.drain()
+
+    def _take_turn_for(self, what: str) -> None:
+        if self._runner_thread == threading.get_ident():
+            raise errors.reentered(what)
+        self._turn.acquire()
+
+    def _strip(self) -> _Remains | None:
+        """Take everything that was captured out of this object."""
+        segments, self._segments = self._segments, []
+        kept, guests = self._memory.take(), self._guests
+        self._plan, self._guests = None, []
+        if not segments and not kept:
+            return None
+        return _Remains(segments, self._mark, (kept, guests, self._pool))
+
+    def __del__(self, later: Any = release.later) -> None:
+        if getattr(self, "_segments", None):
+            remains = self._strip()
+            if remains is not None:
+                later(self._epoch, remains)
+
+    # ---- for capture.py
+
+    def _ensure_framework(self, stream: Any = None) -> Framework:
+        if self._framework is None:
+            self._framework = frameworks.choose(bindings.current(), stream)
+        return self._framework
+
+    def _ensure_pool(self, framework: Framework) -> Pool:
+        if self._pool is None:
+            self._pool = framework.new_pool(self._given_pool)
+            self._mark = self._pool.mark
+        return self._pool
+
+    def _begin_capture(self) -> None:
+        """A block opens: nothing of this sequence can be replayed until it has ended."""
+        if self._epoch != process.epoch:
+            raise errors.used_after_fork("sequence")
+        if self._is_capturing:
+            raise errors.capture_while_capturing()
+        if self._runner_thread == threading.get_ident():
+            raise errors.reentered("captured")
+        with self._turn:
+            self._is_capturing, self._plan = True, None
+
+    def _commit(self, framework: Framework, added: Sequence[GraphSegment | EagerSegment]) -> None:
+        """A block has ended well: its segments join the sequence, and a new plan is made."""
+        driver = bindings.current()
+        segments = [*self._segments, *added]
+        plan = Plan(driver, framework, segments)
+        context = int(driver.cuCtxGetCurrent())
+        # From here nothing can fail.
+        self._segments, self._context = segments, context
+        self._plan = plan if plan.steps else None
+        self._is_capturing = self._has_failed = False
+
+    def _roll_back(self) -> None:
+        """A block has failed: the earlier segments stay, but a replay has to say so."""
+        self._is_capturing, self._has_failed = False, True
+
+
+BreakableCUDAGraph = CUDAGraphSequence
+
+
+class _Remains:
+    """What a sequence held, until no replay reads it any more."""
+
+    def __init__(
+        self, segments: Sequence[Any], mark: CompletionMark | None, keep: tuple[Any, ...]
+    ) -> None:
+        self._segments, self._mark, self._keep = segments, mark, keep
+
+    def __call__(self) -> None:
+        if self._mark is not None:
+            self._mark.wait()
+        for segment in self._segments:
+            if isinstance(segment, GraphSegment):
+                segment.close()
+        self._segments, self._keep = (), ()
+
+
+@contextlib.contextmanager
+def _context_current(driver: bindings.Driver, context: int) -> Iterator[None]:
+    """Make a context current; a thread that has none keeps it, as with the CUDA runtime."""
+    before = driver.cuCtxGetCurrent()
+    if int(before) == context:
+        yield
+        return
+    driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
+    try:
+        yield
+    finally:
+        if int(before):
+            driver.cuCtxSetCurrent(before)

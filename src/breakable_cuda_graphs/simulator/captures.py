@@ -1,0 +1,369 @@
+"""Stream capture: a state machine that other people's calls can break.
+
+The hard problem: a capture spans streams (forks and joins by events) and is harmed from anywhere:
+by a synchronise on one of its streams, by a 'potentially unsafe' call on the same thread or, in
+global mode, on any thread, by work on the legacy stream. Harm invalidates the capture, which stays
+on its streams until it is ended where it began; only then does the error come out as 901.
+
+The rules are those of the driver's documentation (`cuThreadExchangeStreamCaptureMode`,
+`cuStreamBeginCapture`, the programming guide's "Prohibited and Unhandled Operations") and of what
+was seen on a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .contexts import Context
+from .graphs import Edge, Graph, Graphs, Node, ancestors
+from .nodes import Work
+from .streams import Event, Stream, Streams
+from .world import (
+    ILLEGAL_STATE,
+    INVALID_VALUE,
+    Calls,
+    Handle,
+    Refusal,
+    World,
+    call,
+    new_identity,
+    types,
+)
+
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+NONE, ACTIVE, INVALIDATED, ENDED = range(4)
+
+UNSUPPORTED = 900
+INVALID = 901
+MERGE = 902
+UNMATCHED = 903
+UNJOINED = 904
+ISOLATION = 905
+IMPLICIT = 906
+CAPTURED_EVENT = 907
+WRONG_THREAD = 908
+
+ADD, SET = 0, 1
+
+
+@dataclass(eq=False)
+class Capture:
+    """One capture sequence, from begin to end."""
+
+    mode: int
+    thread: object
+    origin: Stream
+    graph: Graph
+    #: whether the graph was made for this capture (else it is the user's)
+    made_graph: bool
+    identity: int = field(default_factory=new_identity)
+    status: int = ACTIVE
+    streams: list[Stream] = field(default_factory=list)
+    #: nodes that may stay unjoined: taken out of a dependency set by the user
+    let_go: set[Node] = field(default_factory=set)
+
+
+class Captures:
+    """All open captures of one driver."""
+
+    def __init__(self, world: World, graphs: Graphs, streams: Streams) -> None:
+        self.world = world
+        self.graphs = graphs
+        self.streams = streams
+        self.open: list[Capture] = []
+
+    # ---- who may call what
+
+    def _thread(self) -> object:
+        state = self.world.thread.__dict__
+        return state.setdefault("capture_token", object())
+
+    def _prohibiting(self) -> list[Capture]:
+        """Open captures that forbid this thread potentially unsafe calls."""
+        mode = self.world.thread.capture_mode
+        if mode == RELAXED:
+            return []
+        me = self._thread()
+        return [
+            capture
+            for capture in self.open
+            if (capture.thread is me and capture.mode != RELAXED)
+            or (mode == GLOBAL and capture.thread is not me and capture.mode == GLOBAL)
+        ]
+
+    def guard_unsafe(self) -> None:
+        """At the start of a potentially unsafe call: refuse it, and the capture is done for."""
+        harmed = self._prohibiting()
+        for capture in harmed:
+            self.invalidate(capture)
+        if harmed:
+            raise Refusal(UNSUPPORTED)
+
+    def guard_release(self, what: str, *, refuse: bool) -> None:
+        """At a release: inside a capture that forbids it, it is a finding (and an unsafe call)."""
+        if self._prohibiting():
+            self.world.find(
+                f"{self.world.thread.call} released {what} inside an open capture that is not "
+                f"relaxed"
+            )
+            if refuse:
+                self.guard_unsafe()
+
+    def guard_legacy(self, context: Context) -> None:
+        """At a use of the legacy stream: it would wait for capturing blocking streams."""
+        harmed = self.blocking_in(context)
+        for capture in harmed:
+            self.invalidate(capture)
+        if harmed:
+            raise Refusal(IMPLICIT)
+
+    def blocking_in(self, context: Context) -> list[Capture]:
+        """Open captures that the legacy stream of a context would have to wait for."""
+        return [
+            capture
+            for capture in self.open
+            if any(s.blocking and s.context is context for s in capture.streams)
+        ]
+
+    def guard_valid(self, stream: Stream) -> None:
+        """At new work: a stream of an invalidated capture takes none."""
+        if stream.capture is not None and stream.capture.status == INVALIDATED:
+            raise Refusal(INVALID)
+
+    def conflict(self, stream: Stream) -> None:
+        """At a call that a capturing stream can never answer: query, synchronise, destroy."""
+        self.guard_valid(stream)
+        if stream.capture is not None:
+            self.invalidate(stream.capture)
+            raise Refusal(UNSUPPORTED)
+
+    def conflict_in(self, context: Context) -> None:
+        """At a synchronise of a whole context."""
+        harmed = [c for c in self.open if any(s.context is context for s in c.streams)]
+        for capture in harmed:
+            self.invalidate(capture)
+        if harmed:
+            raise Refusal(UNSUPPORTED)
+
+    def invalidate(self, capture: Capture) -> None:
+        """The capture has failed; it stays on its streams until it is ended."""
+        if capture.status == ACTIVE:
+            capture.status = INVALIDATED
+
+    # ---- begin and end
+
+    def begin(
+        self, stream: Stream, mode: int, graph: Graph | None, dependencies: dict[Node, Edge]
+    ) -> None:
+        """Open a capture on a stream, into a new graph or a given one."""
+        if stream.legacy:
+            raise Refusal(UNSUPPORTED)
+        if stream.capture is not None or (graph is not None and graph.captures):
+            raise Refusal(ILLEGAL_STATE)
+        target = graph or self.graphs.create(lent=True)
+        capture = Capture(mode, self._thread(), stream, target, made_graph=graph is None)
+        target.captures += 1
+        self.open.append(capture)
+        self._join(stream, capture, dependencies)
+
+    def _join(self, stream: Stream, capture: Capture, dependencies: dict[Node, Edge]) -> None:
+        stream.capture = capture
+        stream.dependencies = dict(dependencies)
+        capture.streams.append(stream)
+
+    def end(self, stream: Stream) -> Graph:
+        """End the capture that began on this stream; its graph is the caller's now."""
+        capture = stream.capture
+        if capture is None:
+            raise Refusal(ILLEGAL_STATE)
+        if capture.origin is not stream:
+            self.invalidate(capture)
+            raise Refusal(UNMATCHED)
+        if capture.mode != RELAXED and capture.thread is not self._thread():
+            raise Refusal(WRONG_THREAD)
+        unjoined = self._unjoined(capture)
+        failed = capture.status == INVALIDATED
+        self._close(capture)
+        if failed or unjoined:
+            self._drop(capture.graph)
+            raise Refusal(INVALID if failed else UNJOINED)
+        capture.graph.lent = False
+        return capture.graph
+
+    def _drop(self, graph: Graph) -> None:
+        """The driver frees the graph of a failed capture, the body of a conditional node too.
+
+        The node still owns that body, and the process crashes when its graph is destroyed
+        (NVIDIA/cuda-python#2918); here it is a finding, and the body stays.
+        """
+        if graph.owner is None:
+            self.graphs.destroy(graph)
+        else:
+            self.world.find(
+                f"{self.world.thread.call}: a failed capture into graph {graph.address:#x}, which "
+                f"a node owns, frees it under that node: the driver crashes later"
+            )
+
+    def _unjoined(self, capture: Capture) -> bool:
+        """Whether a forked stream did work that the stream of the capture does not wait for."""
+        joined = ancestors(capture.origin.dependencies) | capture.let_go
+        return any(node not in joined for s in capture.streams for node in s.dependencies)
+
+    def _close(self, capture: Capture) -> None:
+        for stream in capture.streams:
+            stream.capture = None
+            stream.dependencies = {}
+        capture.status = ENDED
+        capture.graph.captures -= 1
+        self.open.remove(capture)
+
+    # ---- between
+
+    def add(self, stream: Stream, work: Work) -> Node:
+        """One more node, behind what the stream has to wait for."""
+        capture = stream.capture
+        if capture is None:
+            raise Refusal(INVALID_VALUE)
+        try:
+            node = self.graphs.add(capture.graph, work, stream.dependencies)
+        except Refusal:
+            self.invalidate(capture)
+            raise
+        stream.dependencies = {node: Edge()}
+        return node
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """`cuStreamWaitEvent`: nothing, a fork, a join, or a forbidden crossing."""
+        state = event.captured
+        if state is None:
+            self._wait_for_uncaptured(stream, event)
+        elif state.capture.status == ENDED:
+            self._refuse(stream, ISOLATION if stream.capture else CAPTURED_EVENT)
+        elif state.capture.status == INVALIDATED:
+            self._refuse(stream, INVALID)
+        elif stream.capture is None:
+            self._fork(stream, state.capture, state.dependencies)
+        elif stream.capture is not state.capture:
+            self.invalidate(state.capture)
+            self._refuse(stream, MERGE)
+        else:
+            stream.dependencies |= state.dependencies
+
+    def _wait_for_uncaptured(self, stream: Stream, event: Event) -> None:
+        if stream.capture is not None and event.recorded is not None:
+            self._refuse(stream, ISOLATION)
+
+    def _fork(self, stream: Stream, capture: Capture, dependencies: dict[Node, Edge]) -> None:
+        if stream.legacy:
+            self.invalidate(capture)
+            raise Refusal(IMPLICIT if capture.origin.blocking else UNSUPPORTED)
+        self._join(stream, capture, dependencies)
+
+    def _refuse(self, stream: Stream, code: int) -> None:
+        if stream.capture is not None:
+            self.invalidate(stream.capture)
+        raise Refusal(code)
+
+    def set_dependencies(
+        self, stream: Stream, nodes: Any, data: Any, count: int, flags: int
+    ) -> None:
+        """`cuStreamUpdateCaptureDependencies`."""
+        capture = stream.capture
+        if capture is None:
+            raise Refusal(ILLEGAL_STATE)
+        self.guard_valid(stream)
+        if flags not in (ADD, SET):
+            raise Refusal(INVALID_VALUE)
+        found = self.graphs.dependencies(capture.graph, nodes, data, count)
+        if flags == SET:
+            capture.let_go |= ancestors(n for n in stream.dependencies if n not in found)
+            stream.dependencies = found
+        else:
+            stream.dependencies |= found
+
+
+class CaptureCalls(Calls):
+    """The calls that begin, end and look at captures."""
+
+    captures: Captures
+    graphs: Graphs
+    streams: Streams
+
+    @call()
+    def cuStreamBeginCapture(self, hStream: Handle, mode: int) -> None:
+        self.captures.begin(self.streams.get(hStream), _mode(mode), None, {})
+
+    @call()
+    def cuStreamBeginCaptureToGraph(
+        self,
+        hStream: Handle,
+        hGraph: Handle,
+        dependencies: Any,
+        dependencyData: Any,
+        numDependencies: int,
+        mode: int,
+    ) -> None:
+        graph = self.graphs.live.get(hGraph)
+        found = self.graphs.dependencies(graph, dependencies, dependencyData, numDependencies)
+        self.captures.begin(self.streams.get(hStream), _mode(mode), graph, found)
+
+    @call(1)
+    def cuStreamEndCapture(self, hStream: Handle) -> Any:
+        return self.captures.end(self.streams.get(hStream)).handle
+
+    @call(1)
+    def cuStreamIsCapturing(self, hStream: Handle) -> Any:
+        return types.CUstreamCaptureStatus(self._status(self.streams.get(hStream)))
+
+    def _status(self, stream: Stream) -> int:
+        if stream.legacy and self.captures.blocking_in(stream.context):
+            raise Refusal(IMPLICIT)
+        return stream.capture.status if stream.capture is not None else NONE
+
+    @call(6)
+    def cuStreamGetCaptureInfo(self, hStream: Handle) -> tuple[Any, ...]:
+        stream = self.streams.get(hStream)
+        status = self._status(stream)
+        capture = stream.capture
+        if status != ACTIVE or capture is None:
+            identity = capture.identity if capture is not None else 0
+            return _info(status, identity, types.CUgraph(0), {})
+        return _info(status, capture.identity, capture.graph.handle, stream.dependencies)
+
+    @call()
+    def cuStreamUpdateCaptureDependencies(
+        self,
+        hStream: Handle,
+        dependencies: Any,
+        dependencyData: Any,
+        numDependencies: int,
+        flags: int,
+    ) -> None:
+        self.captures.set_dependencies(
+            self.streams.get(hStream), dependencies, dependencyData, numDependencies, int(flags)
+        )
+
+    @call(1)
+    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> Any:
+        previous, self.world.thread.capture_mode = self.world.thread.capture_mode, _mode(mode)
+        return types.CUstreamCaptureMode(previous)
+
+
+def _mode(mode: int) -> int:
+    if int(mode) not in (GLOBAL, THREAD_LOCAL, RELAXED):
+        raise Refusal(INVALID_VALUE)
+    return int(mode)
+
+
+def _info(
+    status: int, identity: int, graph: Any, dependencies: dict[Node, Edge]
+) -> tuple[Any, ...]:
+    return (
+        types.CUstreamCaptureStatus(status),
+        types.cuuint64_t(identity),
+        graph,
+        [node.handle for node in dependencies],
+        [edge.struct() for edge in dependencies.values()],
+        len(dependencies),
+    )

@@ -1,0 +1,109 @@
+"""The simulated driver: a stand-in for the module `cuda.bindings.driver`.
+
+The hard problem: names and tuple shapes are those of one binding major at a time. The groups of
+calls are written once, in the 13.x shape; `shape="12.9"` shows them under the names and in the
+shapes of 12.9 (`bindings129.py`). What is not simulated does not exist here: types, enums and
+structs are the bindings' own, but a real driver function is never reached by accident.
+
+What is modelled: captures, graphs, executables, memory, streams, events, contexts, kernels, user
+objects, with the driver's result codes. What is not: asynchrony (work has happened when the call
+returns), arrays and textures, modules and libraries, external semaphores, batch memory operations.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from .bindings129 import Shape129
+from .captures import CaptureCalls, Captures
+from .contexts import ContextCalls, Contexts
+from .execs import ExecCalls, Execs
+from .graphs import Graphs
+from .kernels import FunctionCalls
+from .launching import LaunchCalls
+from .memory import Memory, MemoryCalls
+from .streams import StreamCalls, Streams
+from .structs import Structs
+from .templates import TemplateCalls
+from .users import UserObjectCalls, UserObjects
+from .world import World, types
+
+VERSIONS = {"13": 13000, "12.9": 12090}
+
+
+class SimulatedDriver(
+    ContextCalls,
+    StreamCalls,
+    CaptureCalls,
+    MemoryCalls,
+    LaunchCalls,
+    FunctionCalls,
+    TemplateCalls,
+    ExecCalls,
+    UserObjectCalls,
+):
+    """A driver without a device, in the shape of the 13.x bindings.
+
+    `seed` chooses the orders in which executables run their nodes (`driver.seed` tells which one it
+    was); `runtime=False` takes away the CUDA runtime's habit of making a primary context current.
+    """
+
+    simulated = True
+
+    def __new__(
+        cls, seed: int | None = None, shape: str = "13", *_: Any, **__: Any
+    ) -> SimulatedDriver:
+        if shape not in VERSIONS:
+            raise ValueError(f"shape has to be one of {', '.join(VERSIONS)}, not {shape!r}")
+        return object.__new__(SimulatedDriver129 if shape == "12.9" else cls)
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        shape: str = "13",
+        devices: int = 1,
+        *,
+        driver_version: int | None = None,
+        runtime: bool = True,
+    ) -> None:
+        self.seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+        self.shape = shape
+        self.world = World(driver_version or VERSIONS[shape])
+        self.contexts = Contexts(self.world, devices, runtime)
+        self.memory = Memory(self.world)
+        self.users = UserObjects(self.world)
+        self.graphs = Graphs(self.world, self.users)
+        self.streams = Streams(self.world, self.contexts, self.memory)
+        self.captures = self.streams.captures = Captures(self.world, self.graphs, self.streams)
+        self.structs = Structs(self.contexts, self.streams)
+        self.execs = Execs(self.world, self.graphs, self.memory, random.Random(self.seed))
+
+    def __getattr__(self, name: str) -> Any:
+        """Types, enums and constants are the bindings' own; functions that are not here are not."""
+        value = getattr(types, name, None)
+        if value is None or name.startswith("_"):
+            raise AttributeError(f"the simulated driver has no {name}")
+        if name.startswith("cu") and not isinstance(value, type):
+            raise AttributeError(f"{name} is not simulated")
+        return value
+
+    def __repr__(self) -> str:
+        return f"<SimulatedDriver shape={self.shape!r} seed={self.seed}>"
+
+    @property
+    def findings(self) -> list[str]:
+        """Every misuse seen so far, one sentence each."""
+        return self.world.findings
+
+    def leaks(self) -> list[str]:
+        """What is live and should have been released."""
+        return self.world.leaks() + self.memory.leaks() + self.contexts.leaks()
+
+    def open_captures(self) -> int:
+        """How many captures are open."""
+        return len(self.captures.open)
+
+
+class SimulatedDriver129(Shape129, SimulatedDriver):
+    """The same driver under the names and in the tuple shapes of the 12.9 bindings."""

@@ -1,0 +1,531 @@
+"""Executables: snapshots of graphs that can be launched, edited and updated.
+
+The hard problem: a missing dependency must show. A device runs independent nodes in any order, so a
+launch here runs the nodes in a random order that the edges allow (a seeded generator picks), the
+nodes of child graphs mixed with their siblings: two nodes that share data without an edge will soon
+give a wrong value. And an executable is a snapshot: it keeps its own copy of the whole tree, which
+edits of the template never reach.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from .captures import Captures
+from .graphs import Graph, Graphs, Node
+from .memory import Memory
+from .nodes import (
+    CHILD,
+    KERNEL,
+    MEM_ALLOC,
+    MEM_FREE,
+    MEMCPY,
+    MEMSET,
+    PRIORITY,
+    WHILE,
+    Child,
+    Conditional,
+    MemAlloc,
+    Run,
+    Work,
+)
+from .streams import Streams
+from .structs import Structs
+from .updates import DONE, Rules, UpdateRefused, keep_attributes
+from .world import (
+    ILLEGAL_STATE,
+    INVALID_VALUE,
+    LAUNCH_FAILED,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    UPDATE_FAILURE,
+    Calls,
+    Code,
+    Handle,
+    Refusal,
+    Registry,
+    World,
+    as_int,
+    call,
+    new_address,
+    new_identity,
+    types,
+)
+
+AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8
+
+# CUgraphInstantiateResult
+_FINE, _ERROR, _INVALID_STRUCTURE, _UNSUPPORTED_NODE, _, _HANDLE_UNUSED = range(6)
+
+_MOST_ROUNDS = 1_000_000
+
+
+@dataclass(eq=False)
+class Step:
+    """One node of a plan; no node: the entry or exit of a child graph."""
+
+    node: Node | None
+    waits: int = 0
+    followers: list[Step] = field(default_factory=list)
+
+    def then(self, follower: Step) -> None:
+        """`follower` comes after this."""
+        self.followers.append(follower)
+        follower.waits += 1
+
+
+def make_plan(graph: Graph) -> list[Step]:
+    """The steps of a graph, child graphs opened up."""
+    steps: list[Step] = []
+    _add_steps(graph, steps)
+    return steps
+
+
+def _add_steps(graph: Graph, steps: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Append a graph's steps; returns its first and its last ones."""
+    ends: dict[Node, tuple[Step, Step]] = {}
+    for node in graph.nodes:
+        ends[node] = _node_steps(node, steps)
+    for source, target, _ in graph.edges():
+        ends[source][1].then(ends[target][0])
+    return [ends[node][0] for node in graph.roots()], [ends[node][1] for node in graph.leaves()]
+
+
+def _node_steps(node: Node, steps: list[Step]) -> tuple[Step, Step]:
+    if not isinstance(node.work, Child):
+        step = Step(node)
+        steps.append(step)
+        return step, step
+    entry, leave = Step(None), Step(None)
+    steps += [entry, leave]
+    first, last = _add_steps(node.work.graph, steps)
+    for step in first or [leave]:
+        entry.then(step)
+    for step in last:
+        step.then(leave)
+    return entry, leave
+
+
+@dataclass(eq=False)
+class Exec:
+    """An executable: its own copy of the tree, and what was changed in it."""
+
+    graph: Graph
+    template: Graph
+    flags: int
+    twins: dict[int, Node]
+    plans: dict[Graph, list[Step]]
+    address: int = field(default_factory=new_address)
+    identity: int = field(default_factory=new_identity)
+    disabled: set[Node] = field(default_factory=set)
+    conditionals: dict[int, int] = field(default_factory=dict)
+    running: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def handle(self) -> Any:
+        return types.CUgraphExec(self.address)
+
+
+class Execs:
+    """All executables of one driver."""
+
+    def __init__(self, world: World, graphs: Graphs, memory: Memory, rng: random.Random) -> None:
+        self.world = world
+        self.graphs = graphs
+        self.memory = memory
+        self.rng = rng
+        self.live: Registry[Exec] = Registry(world, "executable")
+
+    # ---- making
+
+    def instantiate(self, graph: Graph, flags: int) -> Exec:
+        """A new executable; refuses with (result, node) for InstantiateWithParams to show."""
+        self._check(graph, flags)
+        copy = self.graphs.copy(graph)
+        copy.lent = True
+        twins: dict[int, Node] = {}
+        _collect_twins(graph, copy, twins)
+        plans = {each: make_plan(each) for each in (copy, *_bodies(copy))}
+        made = Exec(copy, graph, flags, twins, plans)
+        made.conditionals = {
+            handle: default if assign else 0
+            for handle, (default, assign) in copy.conditionals.items()
+        }
+        graph.execs += 1
+        self.live.add(made.address, made)
+        return made
+
+    def _check(self, graph: Graph, flags: int) -> None:
+        if graph.captures:
+            raise NotInstantiable(ILLEGAL_STATE, _ERROR)
+        if flags & ~0xF or (flags & AUTO_FREE and flags & DEVICE_LAUNCH):
+            raise NotInstantiable(INVALID_VALUE, _ERROR)
+        if graph.holds({MEM_ALLOC, MEM_FREE}) and graph.execs:
+            raise NotInstantiable(INVALID_VALUE, _ERROR)
+        looped = graph.node_in_cycle()
+        if looped is not None:
+            raise NotInstantiable(INVALID_VALUE, _INVALID_STRUCTURE, looped)
+        if flags & DEVICE_LAUNCH:
+            _check_device_launch(graph)
+        used = {work.handle for work in _conditionals(graph)}
+        if not used.issuperset(graph.conditionals):
+            raise NotInstantiable(INVALID_VALUE, _HANDLE_UNUSED)
+
+    def destroy(self, handle: Handle) -> None:
+        """The executable and its copy are gone."""
+        gone = self.live.release(handle)
+        gone.template.execs -= 1
+        self.graphs.destroy(gone.graph)
+
+    # ---- running
+
+    def launch(self, executable: Exec) -> None:
+        """Run all nodes once the current call has let go of the lock."""
+        self._free_leftovers(executable)
+        self.world.afterwards(lambda: self._run(executable))
+
+    def _free_leftovers(self, executable: Exec) -> None:
+        addresses = _allocations(executable.graph)
+        out = [each for each in addresses if self.memory.is_allocated_by_graph(each)]
+        if out and not executable.flags & AUTO_FREE:
+            raise Refusal(INVALID_VALUE)
+        for address in out:
+            self.memory.graph_frees(address)
+
+    def _run(self, executable: Exec) -> Code:
+        with executable.running:
+            for handle, (default, assign) in executable.graph.conditionals.items():
+                if assign:
+                    executable.conditionals[handle] = default
+            run = Run(self.world, self.memory, executable.conditionals)
+            self._run_plan(executable, executable.graph, run)
+            return run.code
+
+    def _run_plan(self, executable: Exec, graph: Graph, run: Run) -> None:
+        plan = executable.plans[graph]
+        waits = {step: step.waits for step in plan}
+        ready = [step for step in plan if not step.waits]
+        while ready:
+            step = ready.pop(self.rng.randrange(len(ready)))
+            if step.node is not None and step.node not in executable.disabled:
+                self._run_node(executable, step.node.work, run)
+            for follower in step.followers:
+                waits[follower] -= 1
+                if not waits[follower]:
+                    ready.append(follower)
+
+    def _run_node(self, executable: Exec, work: Work, run: Run) -> None:
+        if not isinstance(work, Conditional):
+            work.run(run)
+            return
+        for _ in range(_MOST_ROUNDS):
+            chosen = work.chosen(run.conditionals[work.handle])
+            if chosen is None or run.code:
+                return
+            self._run_plan(executable, work.bodies[chosen], run)
+            if work.choice != WHILE:
+                return
+        self.world.find(f"a WHILE node ran {_MOST_ROUNDS} times: its condition is never cleared")
+        run.fail(LAUNCH_FAILED)
+
+    # ---- changing
+
+    def twin(self, executable: Exec, node: Node) -> Node:
+        """The executable's copy of a node of its template."""
+        twin = executable.twins.get(node.address)
+        if twin is None:
+            raise Refusal(INVALID_VALUE)
+        return twin
+
+    def change(self, executable: Exec, node: Node, work: Work) -> None:
+        """Give one node of an executable other parameters, if the rules allow it."""
+        twin = self.twin(executable, node)
+        rules = Rules(self.memory, executable.flags)
+        new = keep_attributes(twin.work, work)
+        if rules.refusal(twin.work, new) != DONE or _multidimensional(twin.work, new):
+            raise Refusal(INVALID_VALUE)
+        twin.replace(new)
+
+    def change_child(self, executable: Exec, node: Node, graph: Graph) -> None:
+        """Give all nodes of a child graph the parameters of another graph's."""
+        twin = self.twin(executable, node)
+        if not isinstance(twin.work, Child):
+            raise Refusal(INVALID_VALUE)
+        try:
+            changes = Rules(self.memory, executable.flags).plan(twin.work.graph, graph)
+        except UpdateRefused:
+            raise Refusal(INVALID_VALUE) from None
+        for change in changes:
+            change.node.replace(change.work)
+
+    def update(self, executable: Exec, graph: Graph) -> None:
+        """`cuGraphExecUpdate`: all parameters of another graph, or none; raises UpdateRefused."""
+        for change in Rules(self.memory, executable.flags).plan(executable.graph, graph):
+            change.node.replace(change.work)
+        _update_defaults(executable.graph, graph)
+        self._swap_user_objects(executable.graph, graph)
+
+    def _swap_user_objects(self, mine: Graph, theirs: Graph) -> None:
+        before, mine.user_objects = mine.user_objects, dict(theirs.user_objects)
+        for address, count in theirs.user_objects.items():
+            self.graphs.users.retain(address, count)
+        for address, count in before.items():
+            self.graphs.users.release(address, count)
+
+
+class NotInstantiable(Refusal):
+    """A refusal with what InstantiateWithParams tells besides the code."""
+
+    def __init__(self, code: Code, why: int, node: Node | None = None) -> None:
+        super().__init__(code)
+        self.why, self.node = why, node
+
+
+def _check_device_launch(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.work.kind not in (KERNEL, MEMCPY, MEMSET, CHILD):
+            raise NotInstantiable(NOT_SUPPORTED, _UNSUPPORTED_NODE, node)
+    if not graph.nodes:
+        raise NotInstantiable(INVALID_VALUE, _ERROR)
+
+
+def _conditionals(graph: Graph) -> list[Conditional]:
+    found: list[Conditional] = []
+    for node in graph.nodes:
+        if isinstance(node.work, Conditional):
+            found.append(node.work)
+        for child in node.work.child_graphs():
+            found += _conditionals(child)
+    return found
+
+
+def _allocations(graph: Graph) -> list[int]:
+    found: list[int] = []
+    for node in graph.nodes:
+        if isinstance(node.work, MemAlloc):
+            found.append(node.work.address)
+        for child in node.work.child_graphs():
+            found += _allocations(child)
+    return found
+
+
+def _bodies(graph: Graph) -> list[Graph]:
+    return [body for work in _conditionals(graph) for body in work.bodies]
+
+
+def _collect_twins(template: Graph, copy: Graph, twins: dict[int, Node]) -> None:
+    for node, twin in zip(template.nodes, copy.nodes, strict=True):
+        twins[node.address] = twin
+        for inner, inner_copy in zip(
+            node.work.child_graphs(), twin.work.child_graphs(), strict=True
+        ):
+            _collect_twins(inner, inner_copy, twins)
+
+
+def _update_defaults(mine: Graph, theirs: Graph) -> None:
+    for old, new in zip(_conditionals(mine), _conditionals(theirs), strict=True):
+        mine.conditionals[old.handle] = theirs.root().conditionals[new.handle]
+
+
+def _multidimensional(old: Work, new: Work) -> bool:
+    """The setter of copies, unlike the whole-graph update, takes one dimension only."""
+    return old.kind == MEMCPY and not (
+        getattr(old, "one_dimensional", True) and getattr(new, "one_dimensional", True)
+    )
+
+
+# ---------------------------------------------------------------- driver calls
+
+
+class ExecCalls(Calls):
+    """cuGraphInstantiate*, cuGraphLaunch, cuGraphExec*, cuGraphNodeSetEnabled."""
+
+    execs: Execs
+    graphs: Graphs
+    streams: Streams
+    captures: Captures
+    structs: Structs
+
+    @call(1)
+    def cuGraphInstantiate(self, hGraph: Handle, flags: int) -> Any:
+        return self.execs.instantiate(self.graphs.live.get(hGraph), int(flags)).handle
+
+    @call(1)
+    def cuGraphInstantiateWithParams(self, hGraph: Handle, instantiateParams: Any) -> Any:
+        params = instantiateParams
+        if params is None:
+            raise Refusal(INVALID_VALUE)
+        try:
+            made = self.execs.instantiate(self.graphs.live.get(hGraph), as_int(params.flags))
+        except NotInstantiable as refusal:
+            params.result_out = types.CUgraphInstantiateResult(refusal.why)
+            params.hErrNode_out = refusal.node.handle if refusal.node else types.CUgraphNode(0)
+            raise
+        params.result_out = types.CUgraphInstantiateResult(_FINE)
+        params.hErrNode_out = types.CUgraphNode(0)
+        return made.handle
+
+    @call()
+    def cuGraphLaunch(self, hGraphExec: Handle, hStream: Handle) -> None:
+        executable = self.execs.live.get(hGraphExec)
+        stream = self.streams.usable(hStream)
+        self.captures.conflict(stream)
+        self.execs.launch(executable)
+
+    @call()
+    def cuGraphUpload(self, hGraphExec: Handle, hStream: Handle) -> None:
+        self.execs.live.get(hGraphExec)
+        self.captures.conflict(self.streams.usable(hStream))
+
+    @call()
+    def cuGraphExecDestroy(self, hGraphExec: Handle) -> None:
+        executable = self.execs.live.find(hGraphExec)
+        if executable is not None:
+            self.captures.guard_release(f"executable {executable.address:#x}", refuse=True)
+        self.execs.destroy(hGraphExec)
+
+    @call(1)
+    def cuGraphExecGetFlags(self, hGraphExec: Handle) -> Any:
+        return types.cuuint64_t(self.execs.live.get(hGraphExec).flags & ~UPLOAD)
+
+    @call(1, since=13010)
+    def cuGraphExecGetId(self, hGraphExec: Handle) -> int:
+        return self.execs.live.get(hGraphExec).identity
+
+    # ---- one node
+
+    def _change(self, executable: Handle, node: Handle, work: Work) -> None:
+        self.execs.change(self.execs.live.get(executable), self.graphs.nodes.get(node), work)
+
+    @call()
+    def cuGraphExecKernelNodeSetParams(
+        self, hGraphExec: Handle, hNode: Handle, nodeParams: Any
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.kernel(nodeParams))
+
+    @call()
+    def cuGraphExecMemcpyNodeSetParams(
+        self, hGraphExec: Handle, hNode: Handle, copyParams: Any, ctx: Handle
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.memcpy(copyParams, ctx))
+
+    @call()
+    def cuGraphExecMemsetNodeSetParams(
+        self, hGraphExec: Handle, hNode: Handle, memsetParams: Any, ctx: Handle
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.memset(memsetParams, ctx))
+
+    @call()
+    def cuGraphExecHostNodeSetParams(
+        self, hGraphExec: Handle, hNode: Handle, nodeParams: Any
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.host(nodeParams))
+
+    @call()
+    def cuGraphExecEventRecordNodeSetEvent(
+        self, hGraphExec: Handle, hNode: Handle, event: Handle
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.record(event))
+
+    @call()
+    def cuGraphExecEventWaitNodeSetEvent(
+        self, hGraphExec: Handle, hNode: Handle, event: Handle
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.wait(event))
+
+    @call()
+    def cuGraphExecChildGraphNodeSetParams(
+        self, hGraphExec: Handle, hNode: Handle, childGraph: Handle
+    ) -> None:
+        self.execs.change_child(
+            self.execs.live.get(hGraphExec),
+            self.graphs.nodes.get(hNode),
+            self.graphs.live.get(childGraph),
+        )
+
+    @call()
+    def cuGraphExecNodeSetParams(self, hGraphExec: Handle, hNode: Handle, nodeParams: Any) -> None:
+        if nodeParams is None:
+            raise Refusal(INVALID_VALUE)
+        if int(nodeParams.type) == CHILD:
+            self.execs.change_child(
+                self.execs.live.get(hGraphExec),
+                self.graphs.nodes.get(hNode),
+                self.graphs.live.get(nodeParams.graph.graph),
+            )
+        else:
+            self._change(hGraphExec, hNode, self.structs.generic(nodeParams))
+
+    @call()
+    def cuGraphNodeSetEnabled(self, hGraphExec: Handle, hNode: Handle, isEnabled: int) -> None:
+        executable, twin = self._switchable(hGraphExec, hNode)
+        if isEnabled:
+            executable.disabled.discard(twin)
+        else:
+            executable.disabled.add(twin)
+
+    @call(1)
+    def cuGraphNodeGetEnabled(self, hGraphExec: Handle, hNode: Handle) -> int:
+        executable, twin = self._switchable(hGraphExec, hNode)
+        return int(twin not in executable.disabled)
+
+    def _switchable(self, handle: Handle, node: Handle) -> tuple[Exec, Node]:
+        executable = self.execs.live.get(handle)
+        twin = self.execs.twin(executable, self.graphs.nodes.get(node))
+        if twin.work.kind not in (KERNEL, MEMCPY, MEMSET):
+            raise Refusal(INVALID_VALUE)
+        return executable, twin
+
+    # ---- the whole graph
+
+    @call(1)
+    def cuGraphExecUpdate(self, hGraphExec: Handle, hGraph: Handle) -> Any:
+        info = types.CUgraphExecUpdateResultInfo()  # the bindings drop it on failure; so do we
+        self._update(hGraphExec, hGraph, info)
+        return info
+
+    def _update(self, executable: Handle, graph: Handle, info: Any) -> None:
+        try:
+            self.execs.update(self.execs.live.get(executable), self.graphs.live.get(graph))
+        except UpdateRefused as refused:
+            info.result = types.CUgraphExecUpdateResult(refused.why)
+            info.errorNode = refused.node.handle if refused.node else types.CUgraphNode(0)
+            source = refused.from_node
+            info.errorFromNode = source.handle if source else types.CUgraphNode(0)
+            raise Refusal(UPDATE_FAILURE) from None
+
+    @call(2)
+    def cuGetProcAddress(self, symbol: bytes, cudaVersion: int, flags: int) -> tuple[int, Any]:
+        """Only `cuGraphExecUpdate` has a C entry: callers need it to read why an update failed."""
+        if symbol not in (b"cuGraphExecUpdate", b"cuGraphExecUpdate_v2") or cudaVersion < 12000:
+            raise Refusal(NOT_FOUND)
+        return self._c_entry(), types.CUdriverProcAddressQueryResult(0)
+
+    def _c_entry(self) -> int:
+        entry = self.__dict__.get("_update_entry")
+        if entry is None:
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+            entry = self.__dict__["_update_entry"] = kind(self._update_from_c)
+        return ctypes.cast(entry, ctypes.c_void_p).value or 0
+
+    def _update_from_c(self, executable: int, graph: int, target: int) -> int:
+        info = types.CUgraphExecUpdateResultInfo()
+        code, *_ = self.world.enter(
+            "cuGraphExecUpdate", lambda: self._update(executable, graph, info), 0
+        )
+        ctypes.memmove(target, info.getPtr(), _INFO_BYTES)
+        return int(code)
+
+
+_INFO_BYTES = 24  # CUgraphExecUpdateResultInfo: an enum and two handles
+
+
+def kernel_attributes(stream_priority: int) -> tuple[tuple[int, bytes], ...]:
+    """What a captured kernel node takes over from its stream."""
+    if not stream_priority:
+        return ()
+    return ((PRIORITY, stream_priority.to_bytes(4, "little", signed=True).ljust(64, b"\0")),)

@@ -1,0 +1,309 @@
+"""Graphs as data: nodes, edges, copies.
+
+The hard problem: a graph is a tree (children and conditional bodies are graphs inside nodes) whose
+handles dangle together: destroying the root, ending a failed capture or removing a node must make
+every handle below it invalid, and a copy must know which node came from which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .nodes import CONDITIONAL, MEM_ALLOC, MEM_FREE, Conditional, Work
+from .users import UserObjects
+from .world import (
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    Handle,
+    Refusal,
+    Registry,
+    World,
+    new_address,
+    new_identity,
+    types,
+)
+
+#: What a conditional's body may hold (kernel, copies, fills, children, empty, conditionals).
+BODY_KINDS = {0, 1, 2, 4, 5, 13}
+
+
+class Edge(NamedTuple):
+    """Edge data: (0, 0, 0) is an ordinary full dependency."""
+
+    type: int = 0
+    from_port: int = 0
+    to_port: int = 0
+
+    @classmethod
+    def read(cls, data: Any) -> Edge:
+        """From the bindings' struct; None is the default edge."""
+        if data is None:
+            return PLAIN
+        return cls(int(data.type), int(data.from_port), int(data.to_port))
+
+    def struct(self) -> Any:
+        """As the bindings' struct."""
+        data = types.CUgraphEdgeData()
+        data.type, data.from_port, data.to_port = bytes(self)
+        return data
+
+
+PLAIN = Edge()
+
+
+@dataclass(eq=False)
+class Node:
+    """One node of a template; `work` is swapped when its parameters change."""
+
+    graph: Graph
+    work: Work
+    local_id: int
+    address: int = field(default_factory=new_address)
+    dependencies: dict[Node, Edge] = field(default_factory=dict)
+    dependents: dict[Node, Edge] = field(default_factory=dict)
+    #: memory that a getter has shown; dropped when the parameters change
+    shown: Any = None
+
+    counts_as_leak = False
+
+    @property
+    def handle(self) -> Any:
+        return types.CUgraphNode(self.address)
+
+    def replace(self, work: Work) -> None:
+        """Give the node other parameters."""
+        self.work = work
+        self.shown = None
+
+
+@dataclass(eq=False)
+class Graph:
+    """A template. `owner` is the node that it lives in; a root graph belongs to the user."""
+
+    owner: Node | None = None
+    address: int = field(default_factory=new_address)
+    identity: int = field(default_factory=new_identity)
+    nodes: dict[Node, None] = field(default_factory=dict)
+    #: how many captures are open into it
+    captures: int = 0
+    #: the driver's own until the capture that makes it has ended well
+    lent: bool = False
+    #: conditional handles: value -> (default, assign default at each launch)
+    conditionals: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    user_objects: dict[int, int] = field(default_factory=dict)
+    #: nodes of the graph that this one was cloned from, by their address
+    cloned_from: dict[int, Node] = field(default_factory=dict)
+    next_local_id: int = 0
+    execs: int = 0
+
+    @property
+    def handle(self) -> Any:
+        return types.CUgraph(self.address)
+
+    @property
+    def counts_as_leak(self) -> bool:
+        return self.owner is None and not self.lent
+
+    def root(self) -> Graph:
+        """The graph of the user that this one is in."""
+        graph = self
+        while graph.owner is not None:
+            graph = graph.owner.graph
+        return graph
+
+    def is_body(self) -> bool:
+        """Whether it is, or is inside, a conditional's body."""
+        owner = self.owner
+        if owner is None:
+            return False
+        return isinstance(owner.work, Conditional) or owner.graph.is_body()
+
+    def edges(self) -> Iterator[tuple[Node, Node, Edge]]:
+        """All edges, by target."""
+        for node in self.nodes:
+            for source, edge in node.dependencies.items():
+                yield source, node, edge
+
+    def roots(self) -> list[Node]:
+        return [node for node in self.nodes if not node.dependencies]
+
+    def leaves(self) -> list[Node]:
+        return [node for node in self.nodes if not node.dependents]
+
+    def holds(self, kinds: set[int]) -> bool:
+        """Whether a node of such a kind is anywhere inside."""
+        return any(
+            node.work.kind in kinds or any(child.holds(kinds) for child in node.work.child_graphs())
+            for node in self.nodes
+        )
+
+    def in_order(self) -> list[Node] | None:
+        """The nodes in topological order, ties by insertion; None if there is a cycle."""
+        waiting = {node: len(node.dependencies) for node in self.nodes}
+        ready = [node for node, count in waiting.items() if not count]
+        order: list[Node] = []
+        while ready:
+            node = ready.pop(0)
+            order.append(node)
+            for follower in node.dependents:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    ready.append(follower)
+        return order if len(order) == len(self.nodes) else None
+
+    def node_in_cycle(self) -> Node | None:
+        """One node of a cycle, here or in a graph inside."""
+        if self.in_order() is None:
+            return next(node for node in self.nodes if _reaches(node, node))
+        for node in self.nodes:
+            for child in node.work.child_graphs():
+                found = child.node_in_cycle()
+                if found is not None:
+                    return found
+        return None
+
+
+def _reaches(start: Node, goal: Node) -> bool:
+    seen: set[Node] = set()
+    stack = list(start.dependents)
+    while stack:
+        node = stack.pop()
+        if node is goal:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.dependents)
+    return False
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes and all that they wait for."""
+    seen: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.dependencies)
+    return seen
+
+
+class Graphs:
+    """All templates of one driver."""
+
+    def __init__(self, world: World, users: UserObjects) -> None:
+        self.world = world
+        self.users = users
+        self.live: Registry[Graph] = Registry(world, "graph")
+        self.nodes: Registry[Node] = Registry(world, "node")
+
+    # ---- making
+
+    def create(self, owner: Node | None = None, *, lent: bool = False) -> Graph:
+        """An empty graph."""
+        graph = Graph(owner, lent=lent)
+        self.live.add(graph.address, graph)
+        return graph
+
+    def add(self, graph: Graph, work: Work, dependencies: dict[Node, Edge]) -> Node:
+        """A new node behind the given ones."""
+        self._check_kind(graph, work)
+        node = Node(graph, work, graph.next_local_id)
+        graph.next_local_id += 1
+        graph.nodes[node] = None
+        self.nodes.add(node.address, node)
+        for source, edge in dependencies.items():
+            link(source, node, edge)
+        for child in work.child_graphs():
+            child.owner = node
+        return node
+
+    def _check_kind(self, graph: Graph, work: Work) -> None:
+        if graph.is_body() and work.kind not in BODY_KINDS:
+            raise Refusal(NOT_SUPPORTED)
+        if graph.owner is not None and work.kind in (MEM_ALLOC, MEM_FREE):
+            raise Refusal(NOT_SUPPORTED)
+
+    # ---- copying
+
+    def clone(self, graph: Graph) -> Graph:
+        """`cuGraphClone`: graphs with allocation or conditional nodes are refused."""
+        if graph.holds({MEM_ALLOC, MEM_FREE, CONDITIONAL}):
+            raise Refusal(INVALID_VALUE)
+        return self.copy(graph)
+
+    def copy(self, graph: Graph) -> Graph:
+        """A copy of the whole tree; it holds its own references to user objects."""
+        copy = self.create()
+        for node in graph.nodes:
+            twin = self.add(copy, node.work.copy(self.copy), {})
+            copy.cloned_from[node.address] = twin
+        for source, target, edge in graph.edges():
+            link(copy.cloned_from[source.address], copy.cloned_from[target.address], edge)
+        copy.conditionals = dict(graph.conditionals)
+        for address, count in graph.user_objects.items():
+            self.users.retain(address, count)
+            copy.user_objects[address] = count
+        return copy
+
+    # ---- taking apart
+
+    def destroy(self, graph: Graph) -> None:
+        """The graph and everything in it are gone."""
+        self.live.forget(graph.address)
+        for node in list(graph.nodes):
+            self._forget_node(node)
+        for address, count in graph.user_objects.items():
+            self.users.release(address, count)
+        graph.user_objects = {}
+
+    def remove(self, node: Node) -> None:
+        """`cuGraphDestroyNode`: the node and its edges."""
+        for source in list(node.dependencies):
+            unlink(source, node)
+        for target in list(node.dependents):
+            unlink(node, target)
+        del node.graph.nodes[node]
+        self._forget_node(node)
+
+    def _forget_node(self, node: Node) -> None:
+        self.nodes.forget(node.address)
+        for child in node.work.child_graphs():
+            self.destroy(child)
+
+    # ---- arguments
+
+    def dependencies(self, graph: Graph, nodes: Any, data: Any, count: int) -> dict[Node, Edge]:
+        """The dependency list of a call, checked: nodes of this graph, each one once."""
+        chosen = list(nodes or ())[:count]
+        edges = list(data or ())[:count] or [None] * len(chosen)
+        if len(chosen) < count or len(edges) < count:
+            raise RuntimeError("List is too short for the number of dependencies given")
+        found: dict[Node, Edge] = {}
+        for handle, edge in zip(chosen, edges, strict=True):
+            node = self.node_of(graph, handle)
+            if node in found:
+                raise Refusal(INVALID_VALUE)
+            found[node] = Edge.read(edge)
+        return found
+
+    def node_of(self, graph: Graph, handle: Handle) -> Node:
+        """A node that has to be directly in this graph."""
+        node = self.nodes.get(handle)
+        if node.graph is not graph:
+            raise Refusal(INVALID_VALUE)
+        return node
+
+
+def link(source: Node, target: Node, edge: Edge) -> None:
+    """Add one edge."""
+    source.dependents[target] = edge
+    target.dependencies[source] = edge
+
+
+def unlink(source: Node, target: Node) -> None:
+    """Remove one edge."""
+    del source.dependents[target]
+    del target.dependencies[source]

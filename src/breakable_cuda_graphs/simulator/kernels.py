@@ -1,0 +1,324 @@
+"""Kernels whose body is a Python callable, and the bytes of their arguments.
+
+The hard problem: kernel arguments cross the driver's border as untyped bytes behind `void**`, in
+three spellings (the bindings' tuple, an array of addresses, one packed buffer), and the driver
+copies them at once and hands out addresses of its own copies later. A simulated kernel knows its
+parameter types, so the bytes can be cut to size on the way in and typed again for the body.
+
+A body gets one value a parameter: what `ctypes` makes of it (addresses are ints; a structure is an
+instance). `current_launch()` says grid, block and shared bytes. A body must not call the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .world import (
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    Calls,
+    Handle,
+    Refusal,
+    address_of,
+    as_int,
+    call,
+    new_address,
+    types,
+)
+
+Dim = tuple[int, int, int]
+
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_END, _BUFFER, _SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_*
+
+#: Weak: a kernel lives as long as its maker or a node that launches it.
+_kernels: weakref.WeakValueDictionary[int, SimulatedKernel] = weakref.WeakValueDictionary()
+
+
+class SimulatedKernel:
+    """A kernel of the simulated driver.
+
+    `parameters` are ctypes types, one a parameter of `fn`. `context` binds it to one context, as a
+    `CUfunction` is (0: usable in any, as a `CUkernel` is). With `packed=True` its nodes hand their
+    arguments out in the packed-buffer form (`extra`), as cuBLAS's Hopper kernels do.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        parameters: Sequence[Any] = (),
+        *,
+        name: str | None = None,
+        context: Handle = 0,
+        packed: bool = False,
+    ) -> None:
+        self.fn = fn
+        self.parameters = tuple(parameters)
+        self.name: str = name or str(getattr(fn, "__name__", "kernel"))
+        self.context = as_int(context)
+        self.packed = packed
+        self.layout = _layout(self.parameters)
+        self._function, self._kernel = new_address(), new_address()
+        _kernels[self._function] = _kernels[self._kernel] = self
+
+    @property
+    def handle(self) -> Any:
+        """The `CUfunction`."""
+        return types.CUfunction(self._function)
+
+    @property
+    def kernel_handle(self) -> Any:
+        """The `CUkernel`."""
+        return types.CUkernel(self._kernel)
+
+    def __int__(self) -> int:
+        return self._function
+
+    def __repr__(self) -> str:
+        return f"<SimulatedKernel {self.name}>"
+
+
+def _layout(parameters: tuple[Any, ...]) -> tuple[tuple[int, int], ...]:
+    """(offset, size) of each parameter, aligned as the members of a C structure are."""
+    at, layout = 0, []
+    for parameter in parameters:
+        alignment = ctypes.alignment(parameter)
+        at = (at + alignment - 1) // alignment * alignment
+        layout.append((at, ctypes.sizeof(parameter)))
+        at += ctypes.sizeof(parameter)
+    return tuple(layout)
+
+
+def kernel_of(*handles: Handle) -> SimulatedKernel:
+    """The kernel behind the first handle that is not null."""
+    for handle in handles:
+        if as_int(handle):
+            kernel = _kernels.get(as_int(handle))
+            if kernel is None:
+                raise Refusal(INVALID_HANDLE)
+            return kernel
+    raise Refusal(INVALID_VALUE)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def copy_arguments(kernel: SimulatedKernel, params: Any, extra: Any) -> tuple[bytes, ...]:
+    """The bytes of each argument, copied out of whichever form the caller chose."""
+    if not kernel.layout:
+        return ()
+    if isinstance(params, tuple):
+        return _from_tuple(kernel, params)
+    table = address_of(params)
+    if table:
+        return _from_table(kernel, table)
+    packed = _packed_buffer(address_of(extra))
+    if not packed:
+        raise Refusal(INVALID_VALUE)
+    return tuple(packed[at : at + size].ljust(size, b"\0") for at, size in kernel.layout)
+
+
+def _from_table(kernel: SimulatedKernel, table: int) -> tuple[bytes, ...]:
+    addresses = (ctypes.c_void_p * len(kernel.layout)).from_address(table)
+    if not all(addresses):
+        raise Refusal(INVALID_VALUE)
+    return tuple(
+        ctypes.string_at(address, size)
+        for address, (_, size) in zip(addresses, kernel.layout, strict=True)
+        if address
+    )
+
+
+def _from_tuple(kernel: SimulatedKernel, params: tuple[Any, ...]) -> tuple[bytes, ...]:
+    values, ctypes_types = params
+    if len(values) != len(ctypes_types):
+        raise TypeError("kernelParams: as many ctypes types as values")
+    if len(values) < len(kernel.layout):
+        raise Refusal(INVALID_VALUE)
+    return tuple(
+        _argument_bytes(value, kind, size)
+        for value, kind, (_, size) in zip(values, ctypes_types, kernel.layout, strict=False)
+    )
+
+
+def _argument_bytes(value: Any, kind: Any, size: int) -> bytes:
+    """One value of the tuple form, as the bindings lay it out."""
+    if isinstance(value, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
+        data = bytes(value)
+    elif callable(getattr(value, "getPtr", None)):
+        data = ctypes.string_at(value.getPtr(), size)
+    elif kind is None:
+        raise TypeError(f"kernelParams: no ctypes type for {type(value).__name__}")
+    else:
+        data = bytes(kind(value if isinstance(value, float) else int(value)))
+    if len(data) < size:  # a driver would read past the value's end
+        raise Refusal(INVALID_VALUE)
+    return data[:size]
+
+
+def _packed_buffer(extra: int) -> bytes:
+    buffer, size, at = 0, 0, extra
+    while at:
+        key = ctypes.c_size_t.from_address(at).value
+        if key == _END:
+            break
+        value = ctypes.c_size_t.from_address(at + _POINTER).value
+        if key == _BUFFER:
+            buffer = value
+        elif key == _SIZE:
+            size = ctypes.c_size_t.from_address(value).value
+        at += 2 * _POINTER
+    return ctypes.string_at(buffer, size) if buffer and size else b""
+
+
+@dataclass(frozen=True)
+class ArgumentBuffers:
+    """Memory of the driver's own that shows a node's arguments: valid as long as this lives."""
+
+    kernel_params: int
+    extra: int
+    keep: tuple[Any, ...]
+
+
+def expose_arguments(kernel: SimulatedKernel, arguments: tuple[bytes, ...]) -> ArgumentBuffers:
+    """Copies of the arguments behind the form in which this kernel's nodes show them."""
+    if kernel.packed:
+        return _expose_packed(kernel, arguments)
+    blobs = [ctypes.create_string_buffer(data, len(data)) for data in arguments]
+    table = (ctypes.c_void_p * max(len(blobs), 1))(*(ctypes.addressof(blob) for blob in blobs))
+    return ArgumentBuffers(ctypes.addressof(table), 0, (table, *blobs))
+
+
+def _expose_packed(kernel: SimulatedKernel, arguments: tuple[bytes, ...]) -> ArgumentBuffers:
+    end = max((at + size for at, size in kernel.layout), default=0)
+    packed = bytearray(end)
+    for (at, size), data in zip(kernel.layout, arguments, strict=True):
+        packed[at : at + size] = data
+    buffer = ctypes.create_string_buffer(bytes(packed), max(end, 1))
+    size_cell = ctypes.c_size_t(end)
+    extra = (ctypes.c_size_t * 5)(
+        _BUFFER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(size_cell), _END
+    )
+    return ArgumentBuffers(0, ctypes.addressof(extra), (buffer, size_cell, extra))
+
+
+# ---------------------------------------------------------------- inside a running kernel
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a running kernel may know of its launch, and the conditional handles it may set."""
+
+    grid: Dim
+    block: Dim
+    shared_bytes: int
+    conditionals: dict[int, int]
+
+
+class _Running(threading.local):
+    launch: Launch | None = None
+
+
+_running = _Running()
+
+
+def run_kernel(kernel: SimulatedKernel, arguments: tuple[bytes, ...], launch: Launch) -> None:
+    """Call a kernel's body with its typed arguments."""
+    values = [
+        _typed(parameter, data)
+        for parameter, data in zip(kernel.parameters, arguments, strict=True)
+    ]
+    _running.launch = launch
+    try:
+        kernel.fn(*values)
+    finally:
+        _running.launch = None
+
+
+def _typed(parameter: Any, data: bytes) -> Any:
+    value = parameter.from_buffer_copy(data)
+    if isinstance(value, ctypes._SimpleCData):
+        return 0 if value.value is None else value.value
+    return value
+
+
+def current_launch() -> Launch:
+    """The launch that is running on this thread; only a kernel's body may ask."""
+    if _running.launch is None:
+        raise RuntimeError("no simulated kernel is running on this thread")
+    return _running.launch
+
+
+def set_conditional(handle: int, value: int) -> None:
+    """`cudaGraphSetConditional`: device code, so only a kernel's body may call it."""
+    conditionals = current_launch().conditionals
+    if int(handle) not in conditionals:
+        raise RuntimeError(f"conditional handle {int(handle):#x} is not of the running graph")
+    conditionals[int(handle)] = int(value)
+
+
+def conditional_setter(flag: Any = ctypes.c_uint32) -> SimulatedKernel:
+    """A kernel `(handle, address of a flag of that ctypes type)` that sets the handle from it."""
+
+    def set_from_flag(handle: int, address: int) -> None:
+        set_conditional(handle, int(flag.from_address(address).value))
+
+    return SimulatedKernel(
+        set_from_flag, (ctypes.c_uint64, ctypes.c_void_p), name="set_conditional"
+    )
+
+
+# ---------------------------------------------------------------- driver calls
+
+
+class FunctionCalls(Calls):
+    """cuFunc*, cuKernel*: what can be asked of a kernel."""
+
+    @call(1)
+    def cuFuncGetName(self, hfunc: Handle) -> bytes:
+        return kernel_of(hfunc).name.encode()
+
+    @call(1)
+    def cuKernelGetName(self, hfunc: Handle) -> bytes:
+        return kernel_of(hfunc).name.encode()
+
+    @call(2)
+    def cuFuncGetParamInfo(self, func: Handle, paramIndex: int) -> tuple[int, int]:
+        return _parameter(kernel_of(func), paramIndex)
+
+    @call(2)
+    def cuKernelGetParamInfo(self, kernel: Handle, paramIndex: int) -> tuple[int, int]:
+        return _parameter(kernel_of(kernel), paramIndex)
+
+    @call(1, since=13020)
+    def cuFuncGetParamCount(self, func: Handle) -> int:
+        return len(kernel_of(func).layout)
+
+    @call(1, since=13020)
+    def cuKernelGetParamCount(self, kernel: Handle) -> int:
+        return len(kernel_of(kernel).layout)
+
+    @call(1)
+    def cuKernelGetFunction(self, kernel: Handle) -> Any:
+        return kernel_of(kernel).handle
+
+    @call(1)
+    def cuFuncGetAttribute(self, attrib: int, hfunc: Handle) -> int:
+        kernel_of(hfunc)
+        return 1024 if int(attrib) == 0 else 0  # threads a block
+
+    @call(1)
+    def cuFuncIsLoaded(self, function: Handle) -> Any:
+        kernel_of(function)
+        return types.CUfunctionLoadingState(1)
+
+
+def _parameter(kernel: SimulatedKernel, index: int) -> tuple[int, int]:
+    if not 0 <= index < len(kernel.layout):
+        raise Refusal(INVALID_VALUE)
+    return kernel.layout[index]

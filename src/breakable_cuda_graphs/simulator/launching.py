@@ -1,0 +1,205 @@
+"""The calls that give work to a stream: kernels, copies, fills, host functions.
+
+The hard problem: the synchronous forms look like the asynchronous ones and are not. They work on
+the legacy stream and wait for it, so inside a capture they are an implicit dependency (906) on a
+blocking stream and a potentially unsafe call (900) otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .captures import Captures
+from .contexts import Contexts
+from .execs import kernel_attributes
+from .nodes import DEVICE_MEMORY, HOST_MEMORY, UNIFIED_MEMORY, Host, Memcpy, Memset, Place
+from .streams import Stream, Streams
+from .structs import Structs, attribute_bytes
+from .world import INVALID_VALUE, Calls, Handle, Refusal, address_of, as_int, call
+
+
+class LaunchCalls(Calls):
+    """cuLaunchKernel*, cuLaunchHostFunc, cuMemcpy*, cuMemset*."""
+
+    streams: Streams
+    structs: Structs
+    contexts: Contexts
+    captures: Captures
+
+    # ---- kernels and host functions
+
+    @call()
+    def cuLaunchKernel(
+        self,
+        f: Handle,
+        gridDimX: int,
+        gridDimY: int,
+        gridDimZ: int,
+        blockDimX: int,
+        blockDimY: int,
+        blockDimZ: int,
+        sharedMemBytes: int,
+        hStream: Handle,
+        kernelParams: Any,
+        extra: Any,
+    ) -> None:
+        stream = self.streams.usable(hStream)
+        work = self.structs.launch(
+            (f,),
+            (gridDimX, gridDimY, gridDimZ),
+            (blockDimX, blockDimY, blockDimZ),
+            sharedMemBytes,
+            kernelParams,
+            extra,
+            stream.context.address,
+            attributes=kernel_attributes(stream.priority),
+        )
+        self.streams.submit(stream, work)
+
+    @call()
+    def cuLaunchKernelEx(self, config: Any, f: Handle, kernelParams: Any, extra: Any) -> None:
+        if config is None:
+            raise Refusal(INVALID_VALUE)
+        stream = self.streams.usable(config.hStream)
+        given = {
+            int(each.id): attribute_bytes(each.value)
+            for each in (config.attrs or [])[: config.numAttrs]
+        }
+        work = self.structs.launch(
+            (f,),
+            (config.gridDimX, config.gridDimY, config.gridDimZ),
+            (config.blockDimX, config.blockDimY, config.blockDimZ),
+            config.sharedMemBytes,
+            kernelParams,
+            extra,
+            stream.context.address,
+            attributes=tuple((dict(kernel_attributes(stream.priority)) | given).items()),
+        )
+        self.streams.submit(stream, work)
+
+    @call()
+    def cuLaunchHostFunc(self, hStream: Handle, fn: Handle, userData: Any) -> None:
+        if not as_int(fn):
+            raise Refusal(INVALID_VALUE)
+        self.streams.submit(self.streams.usable(hStream), Host(as_int(fn), address_of(userData)))
+
+    # ---- copies
+
+    def _copy(
+        self, stream: Stream, destination: Place, source: Place, size: int, context: int = 0
+    ) -> None:
+        if size < 0 or (size and not (destination.address and source.address)):
+            raise Refusal(INVALID_VALUE)
+        if size:
+            work = Memcpy(destination, source, size, context=context or stream.context.address)
+            self.streams.submit(stream, work)
+
+    def _synchronous(self) -> Stream:
+        stream = self.streams.get(0)
+        self.captures.guard_legacy(stream.context)
+        self.captures.guard_unsafe()
+        return stream
+
+    @call()
+    def cuMemcpyAsync(self, dst: Handle, src: Handle, ByteCount: int, hStream: Handle) -> None:
+        self._copy(self.streams.usable(hStream), _unified(dst), _unified(src), ByteCount)
+
+    @call()
+    def cuMemcpyHtoDAsync(
+        self, dstDevice: Handle, srcHost: Any, ByteCount: int, hStream: Handle
+    ) -> None:
+        self._copy(self.streams.usable(hStream), _device(dstDevice), _host(srcHost), ByteCount)
+
+    @call()
+    def cuMemcpyDtoHAsync(
+        self, dstHost: Any, srcDevice: Handle, ByteCount: int, hStream: Handle
+    ) -> None:
+        self._copy(self.streams.usable(hStream), _host(dstHost), _device(srcDevice), ByteCount)
+
+    @call()
+    def cuMemcpyDtoDAsync(
+        self, dstDevice: Handle, srcDevice: Handle, ByteCount: int, hStream: Handle
+    ) -> None:
+        self._copy(self.streams.usable(hStream), _device(dstDevice), _device(srcDevice), ByteCount)
+
+    @call()
+    def cuMemcpy3DAsync(self, pCopy: Any, hStream: Handle) -> None:
+        stream = self.streams.usable(hStream)
+        self.streams.submit(stream, self.structs.memcpy(pCopy, stream.context.address))
+
+    @call()
+    def cuMemcpy(self, dst: Handle, src: Handle, ByteCount: int) -> None:
+        self._copy(self._synchronous(), _unified(dst), _unified(src), ByteCount)
+
+    @call()
+    def cuMemcpyHtoD(self, dstDevice: Handle, srcHost: Any, ByteCount: int) -> None:
+        self._copy(self._synchronous(), _device(dstDevice), _host(srcHost), ByteCount)
+
+    @call()
+    def cuMemcpyDtoH(self, dstHost: Any, srcDevice: Handle, ByteCount: int) -> None:
+        self._copy(self._synchronous(), _host(dstHost), _device(srcDevice), ByteCount)
+
+    @call()
+    def cuMemcpyDtoD(self, dstDevice: Handle, srcDevice: Handle, ByteCount: int) -> None:
+        self._copy(self._synchronous(), _device(dstDevice), _device(srcDevice), ByteCount)
+
+    # ---- fills
+
+    def _fill(
+        self, stream: Stream, target: Handle, value: int, size: int, width: int, height: int = 1,
+        pitch: int = 0,
+    ) -> None:  # fmt: skip
+        address = as_int(target)
+        if address % size or (width and not address):
+            raise Refusal(INVALID_VALUE)
+        if width and height:
+            work = Memset(address, value, size, width, height, pitch, stream.context.address)
+            self.streams.submit(stream, work)
+
+    @call()
+    def cuMemsetD8Async(self, dstDevice: Handle, uc: int, N: int, hStream: Handle) -> None:
+        self._fill(self.streams.usable(hStream), dstDevice, uc, 1, N)
+
+    @call()
+    def cuMemsetD16Async(self, dstDevice: Handle, us: int, N: int, hStream: Handle) -> None:
+        self._fill(self.streams.usable(hStream), dstDevice, us, 2, N)
+
+    @call()
+    def cuMemsetD32Async(self, dstDevice: Handle, ui: int, N: int, hStream: Handle) -> None:
+        self._fill(self.streams.usable(hStream), dstDevice, ui, 4, N)
+
+    @call()
+    def cuMemsetD2D8Async(
+        self,
+        dstDevice: Handle,
+        dstPitch: int,
+        uc: int,
+        Width: int,
+        Height: int,
+        hStream: Handle,
+    ) -> None:
+        self._fill(self.streams.usable(hStream), dstDevice, uc, 1, Width, Height, dstPitch)
+
+    @call()
+    def cuMemsetD8(self, dstDevice: Handle, uc: int, N: int) -> None:
+        self._fill(self._synchronous(), dstDevice, uc, 1, N)
+
+    @call()
+    def cuMemsetD16(self, dstDevice: Handle, us: int, N: int) -> None:
+        self._fill(self._synchronous(), dstDevice, us, 2, N)
+
+    @call()
+    def cuMemsetD32(self, dstDevice: Handle, ui: int, N: int) -> None:
+        self._fill(self._synchronous(), dstDevice, ui, 4, N)
+
+
+def _unified(address: Handle) -> Place:
+    return Place(UNIFIED_MEMORY, as_int(address))
+
+
+def _device(address: Handle) -> Place:
+    return Place(DEVICE_MEMORY, as_int(address))
+
+
+def _host(address: Any) -> Place:
+    return Place(HOST_MEMORY, address_of(address))

@@ -1,0 +1,256 @@
+"""Memory: real addresses of this process that count as device memory.
+
+The hard problem: addresses travel as plain numbers and are written through by kernels, so a use
+after free must be noticed without handing the bytes back to the process, where a late write would
+hit something else. Freed memory is therefore poisoned and kept for as long as the driver lives.
+
+Addresses that this driver did not make (ctypes buffers, CPU tensors) are host memory of the
+process and are used as they are.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .contexts import TOTAL_MEMORY, Context, Contexts
+from .world import (
+    INVALID_VALUE,
+    NOT_FOUND,
+    OUT_OF_MEMORY,
+    Calls,
+    Handle,
+    Refusal,
+    World,
+    address_of,
+    as_int,
+    call,
+    types,
+)
+
+if TYPE_CHECKING:
+    from .captures import Captures
+    from .streams import Streams
+
+_POISON = 0xA5
+_ALIGNMENT = 256
+
+HOST, DEVICE = 1, 2  # CUmemorytype
+
+
+@dataclass(eq=False)
+class Allocation:
+    """One block. `graph_state` is for blocks that graph nodes allocate and free."""
+
+    address: int
+    size: int
+    memory_type: int
+    context: Context
+    buffer: Any
+    released_by: str = ""
+    graph_state: str = ""  # "", "allocated", "free"
+
+    @property
+    def name(self) -> str:
+        kind = "device" if self.memory_type == DEVICE else "pinned host"
+        return f"{kind} memory {self.address:#x} ({self.size} bytes)"
+
+
+class Memory:
+    """All blocks that one driver has given out, live and released."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._starts: list[int] = []
+        self._blocks: dict[int, Allocation] = {}
+        self.in_use = 0
+
+    def allocate(self, size: int, memory_type: int, context: Context) -> Allocation:
+        """A new block, its content undefined (poisoned)."""
+        if size < 1:
+            raise Refusal(INVALID_VALUE)
+        if self.in_use + size > TOTAL_MEMORY:
+            raise Refusal(OUT_OF_MEMORY)
+        buffer = ctypes.create_string_buffer(size + _ALIGNMENT)
+        start = -(-ctypes.addressof(buffer) // _ALIGNMENT) * _ALIGNMENT
+        ctypes.memset(start, _POISON, size)
+        block = Allocation(start, size, memory_type, context, buffer)
+        self._blocks[start] = block
+        bisect.insort(self._starts, start)
+        self.in_use += size
+        return block
+
+    def block_at(self, address: int) -> Allocation | None:
+        """The block, live or released, that an address is in."""
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        block = self._blocks[self._starts[place]]
+        return block if address < block.address + block.size else None
+
+    def release(self, address: int, memory_type: int) -> None:
+        """Give a block back; it is poisoned and kept."""
+        block = self._blocks.get(address)
+        if block is None or block.memory_type != memory_type:
+            raise Refusal(INVALID_VALUE)
+        if block.released_by:
+            self.world.find(
+                f"{self.world.thread.call} released {block.name} a second time "
+                f"(first: {block.released_by})"
+            )
+            raise Refusal(INVALID_VALUE)
+        block.released_by = self.world.thread.call
+        self.in_use -= block.size
+        ctypes.memset(block.address, _POISON, block.size)
+
+    # ---- uses
+
+    def refuse_released(self, address: int, who: str) -> bool:
+        """Whether an address points into released memory; a finding if so."""
+        block = self.block_at(address)
+        if block is None:
+            return False
+        if block.released_by:
+            self.world.find(f"{who} uses {block.name} after {block.released_by} released it")
+            return True
+        if block.graph_state == "free":
+            self.world.find(f"{who} uses {block.name} while no graph has it allocated")
+            return True
+        return False
+
+    def refuse_range(self, address: int, size: int, who: str) -> bool:
+        """Whether a range touches released memory or leaves its block; a finding if so."""
+        if size <= 0:
+            return False
+        if self.refuse_released(address, who):
+            return True
+        block = self.block_at(address)
+        if block is not None and address + size > block.address + block.size:
+            self.world.find(f"{who} runs past the end of {block.name}")
+            return True
+        return False
+
+    # ---- memory of graphs
+
+    def reserve_for_graph(self, size: int, context: Context) -> Allocation:
+        """An address for an allocation node; nothing may use it before the node has run."""
+        block = self.allocate(size, DEVICE, context)
+        block.graph_state = "free"
+        return block
+
+    def graph_allocates(self, address: int) -> None:
+        """An allocation node runs."""
+        block = self._blocks[address]
+        block.graph_state = "allocated"
+        ctypes.memset(block.address, _POISON, block.size)
+
+    def graph_frees(self, address: int) -> bool:
+        """A free node, or a free outside the graph; whether that was right."""
+        block = self._blocks.get(address)
+        if block is None or block.graph_state != "allocated":
+            self.world.find(f"memory {address:#x} was freed while no graph had it allocated")
+            return False
+        block.graph_state = "free"
+        return True
+
+    def is_allocated_by_graph(self, address: int) -> bool:
+        """Whether the block of an allocation node is out at the moment."""
+        block = self._blocks.get(address)
+        return block is not None and block.graph_state == "allocated"
+
+    def leaks(self) -> list[str]:
+        """One line for each block that was not given back."""
+        return [
+            f"{block.name} was not released"
+            for block in self._blocks.values()
+            if not block.released_by and not block.graph_state
+        ]
+
+
+class MemoryCalls(Calls):
+    """cuMemAlloc and its kin, cuPointerGetAttribute."""
+
+    memory: Memory
+    contexts: Contexts
+    captures: Captures
+    streams: Streams
+
+    @call(1)
+    def cuMemAlloc(self, bytesize: int) -> Any:
+        self.captures.guard_unsafe()
+        block = self.memory.allocate(bytesize, DEVICE, self.contexts.current())
+        return types.CUdeviceptr(block.address)
+
+    @call()
+    def cuMemFree(self, dptr: Handle) -> None:
+        self.captures.guard_unsafe()
+        if self.memory.is_allocated_by_graph(as_int(dptr)):
+            self.memory.graph_frees(as_int(dptr))
+        elif as_int(dptr):
+            self.memory.release(as_int(dptr), DEVICE)
+
+    @call(1)
+    def cuMemAllocHost(self, bytesize: int) -> int:
+        self.captures.guard_unsafe()
+        return self.memory.allocate(bytesize, HOST, self.contexts.current()).address
+
+    @call(1)
+    def cuMemHostAlloc(self, bytesize: int, Flags: int) -> int:
+        self.captures.guard_unsafe()
+        return self.memory.allocate(bytesize, HOST, self.contexts.current()).address
+
+    @call()
+    def cuMemFreeHost(self, p: Any) -> None:
+        self.captures.guard_unsafe()
+        self.memory.release(address_of(p), HOST)
+
+    @call(1)
+    def cuMemAllocAsync(self, bytesize: int, hStream: Handle) -> Any:
+        return types.CUdeviceptr(self.streams.allocate(self.streams.usable(hStream), bytesize))
+
+    @call()
+    def cuMemFreeAsync(self, dptr: Handle, hStream: Handle) -> None:
+        self.streams.free(self.streams.usable(hStream), as_int(dptr))
+
+    @call(2)
+    def cuMemGetInfo(self) -> tuple[int, int]:
+        self.contexts.current()
+        return TOTAL_MEMORY - self.memory.in_use, TOTAL_MEMORY
+
+    @call(2)
+    def cuMemGetAddressRange(self, dptr: Handle) -> tuple[Any, int]:
+        block = self._live_block(as_int(dptr), NOT_FOUND)
+        return types.CUdeviceptr(block.address), block.size
+
+    @call(1)
+    def cuPointerGetAttribute(self, attribute: int, ptr: Handle) -> Any:
+        block = self._live_block(as_int(ptr), INVALID_VALUE)
+        return _pointer_attribute(block, int(attribute), as_int(ptr))
+
+    def _live_block(self, address: int, otherwise: int) -> Allocation:
+        block = self.memory.block_at(address)
+        if block is None or block.released_by:
+            raise Refusal(otherwise)
+        return block
+
+
+def _pointer_attribute(block: Allocation, attribute: int, address: int) -> Any:
+    if attribute == 1:
+        return block.context.handle
+    if attribute == 2:
+        return types.CUmemorytype(block.memory_type)
+    if attribute == 3:
+        return types.CUdeviceptr(address)
+    if attribute == 4 and block.memory_type == HOST:
+        return address
+    if attribute == 8:
+        return False
+    if attribute == 9:
+        return block.context.device.ordinal
+    if attribute == 11:
+        return types.CUdeviceptr(block.address)
+    if attribute == 12:
+        return block.size
+    raise Refusal(INVALID_VALUE)

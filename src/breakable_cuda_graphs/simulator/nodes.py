@@ -1,0 +1,277 @@
+"""What nodes do: one frozen description of work a kind of node.
+
+The hard problem: the same description is shown (getters), copied (clones, executables), compared
+(updates) and run (launches), and a change in one place must reach none of the others. So a
+description is immutable: setting parameters swaps it for another one.
+
+`Run` is one execution of one graph or of one eager call; descriptions run inside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from .kernels import Dim, Launch, SimulatedKernel, run_kernel
+from .world import ILLEGAL_ADDRESS, LAUNCH_FAILED, SUCCESS, Code, World
+
+if TYPE_CHECKING:
+    from .graphs import Graph
+    from .memory import Memory
+    from .streams import Event
+
+KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT_EVENT, EVENT_RECORD = range(8)
+MEM_ALLOC, MEM_FREE, CONDITIONAL = 10, 11, 13
+
+IF, WHILE, SWITCH = 0, 1, 2
+
+HOST_MEMORY, DEVICE_MEMORY, ARRAY_MEMORY, UNIFIED_MEMORY = 1, 2, 3, 4
+
+COOPERATIVE, CLUSTER, PROGRAMMATIC, PRIORITY = 2, 4, 6, 8  # CUlaunchAttributeID
+
+
+@dataclass
+class Run:
+    """One execution: where values of conditional handles live, and what went wrong."""
+
+    world: World
+    memory: Memory
+    conditionals: dict[int, int] = field(default_factory=dict)
+    code: Code = SUCCESS
+
+    def fail(self, code: Code) -> None:
+        """Note an error; the rest still runs, as later nodes of a device would have begun."""
+        self.code = self.code or code
+
+
+@dataclass(frozen=True)
+class Work:
+    """A description of what one node, or one eager call, does."""
+
+    kind: ClassVar[int]
+
+    def run(self, run: Run) -> None:
+        """Do it now."""
+
+    def child_graphs(self) -> tuple[Graph, ...]:
+        """Graphs inside this one."""
+        return ()
+
+    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Work:
+        """The same for another graph."""
+        return self
+
+    def title(self) -> str:
+        """A word or name for messages and DOT files."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True)
+class Empty(Work):
+    kind = EMPTY
+
+
+@dataclass(frozen=True)
+class Kernel(Work):
+    kind = KERNEL
+    kernel: SimulatedKernel
+    grid: Dim
+    block: Dim
+    shared_bytes: int
+    arguments: tuple[bytes, ...]
+    context: int = 0
+    by_kernel_handle: bool = False
+    attributes: tuple[tuple[int, bytes], ...] = ()
+
+    def run(self, run: Run) -> None:
+        name = f"kernel {self.kernel.name}"
+        if self._touches_released_memory(run, name):
+            run.fail(ILLEGAL_ADDRESS)
+            return
+        launch = Launch(self.grid, self.block, self.shared_bytes, run.conditionals)
+        run.fail(
+            run.world.run_foreign(name, lambda: run_kernel(self.kernel, self.arguments, launch))
+        )
+
+    def _touches_released_memory(self, run: Run, name: str) -> bool:
+        for parameter, data in zip(self.kernel.parameters, self.arguments, strict=True):
+            if parameter is ctypes.c_void_p:
+                address = int.from_bytes(data, "little")
+                if run.memory.refuse_released(address, name):
+                    return True
+        return False
+
+    def attribute(self, identity: int) -> bytes | None:
+        """The raw value of a launch attribute that was set."""
+        return dict(self.attributes).get(identity)
+
+    def title(self) -> str:
+        return self.kernel.name
+
+
+@dataclass(frozen=True)
+class Place:
+    """One end of a copy: the fields of CUDA_MEMCPY3D for it."""
+
+    memory_type: int
+    address: int
+    x: int = 0
+    y: int = 0
+    z: int = 0
+    pitch: int = 0
+    height: int = 0
+
+    def row(self, y: int, z: int) -> int:
+        """Address of one row."""
+        return self.address + self.x + (self.y + y + (self.z + z) * self.height) * self.pitch
+
+
+@dataclass(frozen=True)
+class Memcpy(Work):
+    kind = MEMCPY
+    destination: Place
+    source: Place
+    width: int
+    height: int = 1
+    depth: int = 1
+    context: int = 0
+
+    @property
+    def one_dimensional(self) -> bool:
+        return self.height <= 1 and self.depth <= 1
+
+    def run(self, run: Run) -> None:
+        for place in (self.destination, self.source):
+            if run.memory.refuse_range(place.row(0, 0), self._extent(place), "a copy"):
+                run.fail(ILLEGAL_ADDRESS)
+                return
+        for z in range(self.depth):
+            for y in range(self.height):
+                ctypes.memmove(self.destination.row(y, z), self.source.row(y, z), self.width)
+
+    def _extent(self, place: Place) -> int:
+        if not (self.width and self.height and self.depth):
+            return 0
+        return place.row(self.height - 1, self.depth - 1) - place.row(0, 0) + self.width
+
+
+@dataclass(frozen=True)
+class Memset(Work):
+    kind = MEMSET
+    destination: int
+    value: int
+    element_size: int
+    width: int
+    height: int = 1
+    pitch: int = 0
+    context: int = 0
+
+    def run(self, run: Run) -> None:
+        row_bytes = self.width * self.element_size
+        extent = (self.height - 1) * self.pitch + row_bytes if self.height else 0
+        if run.memory.refuse_range(self.destination, extent, "a fill"):
+            run.fail(ILLEGAL_ADDRESS)
+            return
+        element = (self.value % (1 << 8 * self.element_size)).to_bytes(self.element_size, "little")
+        row = element * self.width
+        for y in range(self.height):
+            ctypes.memmove(self.destination + y * self.pitch, row, row_bytes)
+
+
+@dataclass(frozen=True)
+class Host(Work):
+    kind = HOST
+    function: int
+    user_data: int
+    #: `cuLaunchHostFunc` of the bindings wraps the function in something that frees itself after
+    #: its first call: a second replay crashed the process on the device.
+    calls: list[int] | None = None
+
+    def run(self, run: Run) -> None:
+        if self.calls is not None:
+            self.calls.append(1)
+            if len(self.calls) > 1:
+                run.world.find(
+                    "a captured cuLaunchHostFunc ran a second time: the bindings' wrapper has "
+                    "freed itself after the first call, which crashes on a device"
+                )
+                run.fail(LAUNCH_FAILED)
+                return
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.function)
+        run.fail(run.world.run_foreign("a host callback", lambda: callback(self.user_data)))
+
+
+@dataclass(frozen=True)
+class Child(Work):
+    kind = CHILD
+    graph: Graph
+
+    def child_graphs(self) -> tuple[Graph, ...]:
+        return (self.graph,)
+
+    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Child:
+        return Child(copy_graph(self.graph))
+
+
+@dataclass(frozen=True)
+class RecordEvent(Work):
+    kind = EVENT_RECORD
+    event: Event
+
+    def run(self, run: Run) -> None:
+        self.event.recorded = time.perf_counter()
+        self.event.captured = None
+
+
+@dataclass(frozen=True)
+class WaitEvent(Work):
+    kind = WAIT_EVENT
+    event: Event
+
+
+@dataclass(frozen=True)
+class Conditional(Work):
+    kind = CONDITIONAL
+    handle: int
+    choice: int
+    bodies: tuple[Graph, ...]
+    context: int = 0
+
+    def child_graphs(self) -> tuple[Graph, ...]:
+        return self.bodies
+
+    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Conditional:
+        bodies = tuple(copy_graph(body) for body in self.bodies)
+        return Conditional(self.handle, self.choice, bodies, self.context)
+
+    def chosen(self, value: int) -> int | None:
+        """Index of the body to run for a value of the handle, or none."""
+        if self.choice == SWITCH:
+            return value if value < len(self.bodies) else None
+        if value:
+            return 0
+        return 1 if self.choice == IF and len(self.bodies) > 1 else None
+
+
+@dataclass(frozen=True)
+class MemAlloc(Work):
+    kind = MEM_ALLOC
+    address: int
+    size: int
+    device: int = 0
+
+    def run(self, run: Run) -> None:
+        run.memory.graph_allocates(self.address)
+
+
+@dataclass(frozen=True)
+class MemFree(Work):
+    kind = MEM_FREE
+    address: int
+
+    def run(self, run: Run) -> None:
+        if not run.memory.graph_frees(self.address):
+            run.fail(ILLEGAL_ADDRESS)

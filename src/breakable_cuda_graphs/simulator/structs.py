@@ -1,0 +1,258 @@
+"""Between the bindings' structs and descriptions of work.
+
+The hard problem: the structs are C unions and hold borrowed pointers. Each is read once, field by
+field and only where its kind says that the field is there (a look at another union member can crash
+the process, and so does `repr`), and everything behind a pointer is copied before the call returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from .contexts import Contexts
+from .kernels import ArgumentBuffers, copy_arguments, expose_arguments, kernel_of
+from .nodes import (
+    ARRAY_MEMORY,
+    HOST_MEMORY,
+    Empty,
+    Host,
+    Kernel,
+    Memcpy,
+    Memset,
+    Place,
+    RecordEvent,
+    WaitEvent,
+    Work,
+)
+from .streams import Streams
+from .world import (
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    Handle,
+    Refusal,
+    as_int,
+    types,
+)
+
+_ATTRIBUTE_BYTES = 64  # CUlaunchAttributeValue
+_PH_GRAPH_OUT, _CTX_OUT = 16, 24  # offsets in CUDA_CONDITIONAL_NODE_PARAMS
+
+
+class Structs:
+    """Reads structs; needs to know contexts and events."""
+
+    def __init__(self, contexts: Contexts, streams: Streams) -> None:
+        self.contexts = contexts
+        self.streams = streams
+
+    # ---- kernels
+
+    def kernel(self, params: Any) -> Kernel:
+        """From CUDA_KERNEL_NODE_PARAMS, any version."""
+        if params is None:
+            raise Refusal(INVALID_VALUE)
+        named = as_int(getattr(params, "ctx", 0))
+        by_kernel = not as_int(params.func)
+        return self.launch(
+            (params.func, getattr(params, "kern", 0)),
+            (params.gridDimX, params.gridDimY, params.gridDimZ),
+            (params.blockDimX, params.blockDimY, params.blockDimZ),
+            params.sharedMemBytes,
+            params.kernelParams,
+            params.extra,
+            named,
+            by_kernel,
+        )
+
+    def launch(
+        self,
+        handles: tuple[Handle, ...],
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: Any,
+        extra: Any,
+        context: int = 0,
+        by_kernel_handle: bool = False,
+        attributes: tuple[tuple[int, bytes], ...] = (),
+    ) -> Kernel:
+        """A kernel launch, checked as the driver checks it."""
+        kernel = kernel_of(*handles)
+        if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024 or shared_bytes < 0:
+            raise Refusal(INVALID_VALUE)
+        home = kernel.context or context or self.contexts.current().address
+        if context and context != home:
+            raise Refusal(INVALID_CONTEXT)
+        return Kernel(
+            kernel,
+            grid,
+            block,
+            shared_bytes,
+            copy_arguments(kernel, arguments, extra),
+            home,
+            by_kernel_handle,
+            attributes,
+        )
+
+    # ---- copies and fills
+
+    def memcpy(self, params: Any, ctx: Handle = 0) -> Memcpy:
+        """From CUDA_MEMCPY3D."""
+        if params is None:
+            raise Refusal(INVALID_VALUE)
+        return Memcpy(
+            _place(params, "dst"),
+            _place(params, "src"),
+            params.WidthInBytes,
+            params.Height,
+            params.Depth,
+            self.contexts.of(ctx).address,
+        )
+
+    def memset(self, params: Any, ctx: Handle = 0) -> Memset:
+        """From CUDA_MEMSET_NODE_PARAMS, any version."""
+        if params is None or params.elementSize not in (1, 2, 4):
+            raise Refusal(INVALID_VALUE)
+        if not as_int(params.dst) or params.width < 1 or params.height < 1:
+            raise Refusal(INVALID_VALUE)
+        return Memset(
+            as_int(params.dst),
+            params.value,
+            params.elementSize,
+            params.width,
+            params.height,
+            params.pitch,
+            self.contexts.of(ctx).address,
+        )
+
+    # ---- the rest
+
+    def host(self, params: Any) -> Host:
+        """From CUDA_HOST_NODE_PARAMS, any version."""
+        if params is None or not as_int(params.fn):
+            raise Refusal(INVALID_VALUE)
+        return Host(as_int(params.fn), as_int(params.userData))
+
+    def record(self, event: Handle) -> RecordEvent:
+        return RecordEvent(self.streams.events.get(event))
+
+    def wait(self, event: Handle) -> WaitEvent:
+        return WaitEvent(self.streams.events.get(event))
+
+    def generic(self, params: Any) -> Work:
+        """From CUgraphNodeParams, for the kinds that need nothing but their parameters."""
+        kind = int(params.type)
+        if kind == 0:
+            return self.kernel(params.kernel)
+        if kind == 1:
+            return self.memcpy(params.memcpy.copyParams, params.memcpy.copyCtx)
+        if kind == 2:
+            return self.memset(params.memset, params.memset.ctx)
+        if kind == 3:
+            return self.host(params.host)
+        if kind == 5:
+            return Empty()
+        if kind == 6:
+            return self.wait(params.eventWait.event)
+        if kind == 7:
+            return self.record(params.eventRecord.event)
+        raise Refusal(NOT_SUPPORTED)
+
+
+def _place(params: Any, side: str) -> Place:
+    try:
+        memory_type = int(getattr(params, f"{side}MemoryType"))
+    except ValueError:  # never set
+        raise Refusal(INVALID_VALUE) from None
+    if memory_type == ARRAY_MEMORY:
+        raise Refusal(NOT_SUPPORTED)
+    where = f"{side}Host" if memory_type == HOST_MEMORY else f"{side}Device"
+    address = as_int(getattr(params, where))
+    if not address:
+        raise Refusal(INVALID_VALUE)
+    return Place(
+        memory_type,
+        address,
+        *(int(getattr(params, side + name)) for name in ("XInBytes", "Y", "Z", "Pitch", "Height")),
+    )
+
+
+# ---------------------------------------------------------------- towards the caller
+
+
+def kernel_struct(work: Kernel, shown: ArgumentBuffers, kind: Any = None) -> Any:
+    """As CUDA_KERNEL_NODE_PARAMS whose pointers lead to the node's own memory."""
+    params = (kind or types.CUDA_KERNEL_NODE_PARAMS)()
+    fill_kernel(params, work, shown)
+    return params
+
+
+def fill_kernel(params: Any, work: Kernel, shown: ArgumentBuffers) -> None:
+    """Write a kernel's description into a struct of any version."""
+    params.func = work.kernel.handle
+    if work.by_kernel_handle or work.kernel.packed:
+        params.kern = work.kernel.kernel_handle
+    params.ctx = types.CUcontext(work.context)
+    params.gridDimX, params.gridDimY, params.gridDimZ = work.grid
+    params.blockDimX, params.blockDimY, params.blockDimZ = work.block
+    params.sharedMemBytes = work.shared_bytes
+    params.kernelParams = shown.kernel_params
+    params.extra = shown.extra
+
+
+def show(work: Kernel) -> ArgumentBuffers:
+    """Memory that shows a kernel's arguments."""
+    return expose_arguments(work.kernel, work.arguments)
+
+
+def fill_memcpy(params: Any, work: Memcpy) -> None:
+    """Write a copy's description into CUDA_MEMCPY3D."""
+    for side, place in (("dst", work.destination), ("src", work.source)):
+        setattr(params, f"{side}MemoryType", types.CUmemorytype(place.memory_type))
+        if place.memory_type == HOST_MEMORY:
+            setattr(params, f"{side}Host", place.address)
+        else:
+            setattr(params, f"{side}Device", types.CUdeviceptr(place.address))
+        for name, value in zip(
+            ("XInBytes", "Y", "Z", "Pitch", "Height"),
+            (place.x, place.y, place.z, place.pitch, place.height),
+            strict=True,
+        ):
+            setattr(params, side + name, value)
+    params.WidthInBytes, params.Height, params.Depth = work.width, work.height, work.depth
+
+
+def fill_memset(params: Any, work: Memset) -> None:
+    """Write a fill's description into a struct of any version."""
+    params.dst = types.CUdeviceptr(work.destination)
+    params.value, params.elementSize = work.value, work.element_size
+    params.width, params.height, params.pitch = work.width, work.height, work.pitch
+
+
+def fill_host(params: Any, work: Host) -> None:
+    """Write a host call's description into a struct of any version."""
+    params.fn = types.CUhostFn(work.function)
+    params.userData = work.user_data
+
+
+def publish_bodies(conditional: Any, bodies: list[int], context: int) -> Any:
+    """Point `phGraph_out` of a caller's struct at an array of body graphs; returns the array."""
+    array = (ctypes.c_void_p * len(bodies))(*bodies)
+    start = conditional.getPtr()
+    ctypes.c_void_p.from_address(start + _PH_GRAPH_OUT).value = ctypes.addressof(array)
+    ctypes.c_void_p.from_address(start + _CTX_OUT).value = context
+    return array
+
+
+def attribute_bytes(value: Any) -> bytes:
+    """The raw union of a launch attribute."""
+    return ctypes.string_at(value.getPtr(), _ATTRIBUTE_BYTES)
+
+
+def attribute_struct(raw: bytes) -> Any:
+    """The bindings' union for raw bytes."""
+    value = types.CUkernelNodeAttrValue()
+    ctypes.memmove(value.getPtr(), raw, len(raw))
+    return value

@@ -1,0 +1,521 @@
+"""CPU torch tensors captured operator by operator on a simulated stream.
+
+The hard problem: on a device captured work does not run at capture, and runs on bare addresses at
+replay. The CPU has neither streams nor deferred work, so both have to be made here:
+
+- At capture an operator is run once on *stand-ins* (copies of its inputs) to learn what its outputs
+  look like. No real memory is touched, in-place writes take no effect, random generators are put
+  back, and the new outputs are filled with poison (NaN; the lowest integer), as unwritten device
+  memory would be: code that looks at a result at capture gets a value that stands out.
+- The operator becomes one kernel node whose parameters are the data pointers of its inputs and new
+  outputs. Its body builds tensors on whatever addresses it is launched with and runs the operator
+  again, so edited addresses work as on a device; no Python of the user runs. Random operators draw
+  from torch's CPU generator at replay.
+
+The graph's nodes keep the memory of outputs made during the capture (the private pool of a device),
+and nothing else: an input that has died by the time of a replay is a finding, and its reader's
+outputs are poisoned. Views are not recorded. What has to read the device (`.item()`, `nonzero`,
+boolean masks, printing) raises as CUDA does and invalidates the capture.
+
+Streams are handles; the current one is the calling thread's (`current_stream()`, `stream(handle)`).
+Operators called on a stream that is not capturing run at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch as dispatching
+from torch.utils import _pytree as pytree
+
+from .driver import SimulatedDriver
+from .kernels import SimulatedKernel
+
+__all__ = ["TensorRecorder", "current_stream", "stream"]
+
+_ACTIVE, _INVALIDATED = 1, 2
+
+# ---------------------------------------------------------------- the current stream
+
+
+class _Current(threading.local):
+    handle = 0
+
+
+_current = _Current()
+
+
+def current_stream() -> int:
+    """This thread's current stream for CPU tensors; 0, the default stream, at first."""
+    return _current.handle
+
+
+@contextmanager
+def stream(handle: Any) -> Iterator[None]:
+    """Make another stream current on this thread."""
+    previous, _current.handle = _current.handle, int(handle)
+    try:
+        yield
+    finally:
+        _current.handle = previous
+
+
+# ---------------------------------------------------------------- tensors as places in memory
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor without its address: how to see some memory as that tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: Any
+    conj: bool
+    neg: bool
+
+    @classmethod
+    def of(cls, tensor: Any) -> Place:
+        """How this tensor sees its memory."""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise NotImplementedError("the simulator captures plain strided tensors only")
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last one that the tensor reaches."""
+        if 0 in self.size:
+            return 0
+        return 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
+
+    def over(self, flat: Any) -> Any:
+        """The tensor over a flat tensor of at least `span` elements."""
+        tensor = flat.as_strided(self.size, self.stride)
+        tensor = torch._neg_view(tensor) if self.neg else tensor
+        return torch.conj(tensor) if self.conj else tensor
+
+    def at(self, address: int) -> Any:
+        """The tensor at an address."""
+        if not self.span:
+            return self.over(torch.empty(0, dtype=self.dtype))
+        raw = (ctypes.c_ubyte * (self.span * self.dtype.itemsize)).from_address(address)
+        return self.over(torch.frombuffer(raw, dtype=torch.uint8).view(self.dtype))
+
+
+def _stand_in(tensor: Any, unwritten: weakref.WeakSet[Any]) -> Any:
+    """A copy to try an operator on. Poison is replaced by values that no operator stumbles over."""
+    place = Place.of(tensor)
+    flat = torch.zeros(place.span, dtype=place.dtype)
+    if tensor.untyped_storage() in unwritten:
+        if place.dtype.is_floating_point or place.dtype.is_complex:
+            flat.fill_(1)
+    elif place.span:
+        plain = torch.conj(tensor) if place.conj else tensor
+        plain = torch._neg_view(plain) if place.neg else plain
+        flat.copy_(plain.as_strided((place.span,), (1,)))
+    return place.over(flat)
+
+
+def _poison(tensor: Any) -> None:
+    """Fill with what unwritten memory must not be mistaken for."""
+    dtype = tensor.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        if dtype.itemsize == 1:
+            tensor.view(torch.uint8).fill_(0xFF)
+        else:
+            tensor.fill_(float("nan"))
+    elif dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        limits = torch.iinfo(dtype)
+        tensor.fill_(limits.min or limits.max)
+
+
+# ---------------------------------------------------------------- what an operator is
+
+
+_ALLOCATES = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
+_ALLOCATES |= {"new_empty_strided"}
+_METADATA = {"resize_", "set_", "_unsafe_view", "detach_"}
+_ENTERS = {"lift_fresh", "lift", "lift_fresh_copy"}
+_READS_HOST = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "item"}
+
+
+def _short(func: Any) -> str:
+    return str(func._schema.name).rpartition("::")[2]
+
+
+def _title(func: Any) -> str:
+    overload = func._schema.overload_name
+    return f"{func._schema.name}.{overload}" if overload else str(func._schema.name)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether all that it returns are views of its arguments."""
+    aliases = [each.alias_info for each in func._schema.returns]
+    return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
+
+
+def _masks(indices: Any) -> list[Any]:
+    return [
+        each
+        for each in indices or ()
+        if isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
+    ]
+
+
+def _reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the host would have to wait for values of the device."""
+    name = _short(func)
+    if name == "index":
+        return bool(_masks(args[1]))
+    if name in ("index_put", "index_put_", "_index_put_impl_"):
+        return bool(_masks(args[1])) and args[2].numel() != 1
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    tags = func.tags
+    return (
+        name in _READS_HOST
+        or torch.Tag.data_dependent_output in tags
+        or torch.Tag.dynamic_output_shape in tags
+    )
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that an operator writes to, by the name of their alias set."""
+    found = {}
+    for place, argument in enumerate(func._schema.arguments):
+        info = argument.alias_info
+        if info is not None and info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            for alias in info.before_set:
+                found[alias] = value
+    return found
+
+
+# ---------------------------------------------------------------- running without an audience
+
+
+@contextmanager
+def _plain_torch() -> Iterator[None]:
+    """No modes, no autograd, no autocast: an operator means what it meant when it was recorded."""
+    with (
+        dispatching._disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
+
+
+@contextmanager
+def _same_random_state(values: list[Any]) -> Iterator[Callable[[], bool]]:
+    """Put generators back at the end; yields a question: has anything been drawn?"""
+    generators = [torch.default_generator]
+    generators += [each for each in values if isinstance(each, torch.Generator)]
+    states = [generator.get_state() for generator in generators]
+
+    def drew() -> bool:
+        pairs = zip(generators, states, strict=True)
+        return any(not torch.equal(generator.get_state(), state) for generator, state in pairs)
+
+    try:
+        yield drew
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+# ---------------------------------------------------------------- a recorded operator
+
+
+class RecordedOperator:
+    """One operator as a kernel: everything of it but the addresses."""
+
+    def __init__(
+        self,
+        driver: SimulatedDriver,
+        func: Any,
+        flat: list[Any],
+        spec: Any,
+        fresh: list[Any],
+        unwritten: weakref.WeakSet[Any],
+        owned: weakref.WeakSet[Any],
+    ) -> None:
+        self._driver = driver
+        self._func = func
+        self._spec = spec
+        self._title = _title(func)
+        self._slots = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+        inputs: list[Any] = [flat[i] for i in self._slots]
+        self._rest = [None if isinstance(v, torch.Tensor) else v for v in flat]
+        self._inputs = [Place.of(tensor) for tensor in inputs]
+        self._outputs = [Place.of(tensor) for tensor in fresh]
+        self._watched = [_Watched(t) for t in inputs if t.untyped_storage() not in owned]
+        # What was made during the capture lives as long as a node that uses it.
+        self._kept = [t.untyped_storage() for t in inputs if t.untyped_storage() in owned]
+        self._kept += [tensor.untyped_storage() for tensor in fresh]
+        self._unwritten = unwritten
+        self.addresses = [int(tensor.data_ptr()) for tensor in (*inputs, *fresh)]
+
+    def kernel(self) -> SimulatedKernel:
+        """The kernel; it keeps this object."""
+        parameters = [ctypes.c_void_p] * len(self.addresses)
+        return SimulatedKernel(self._run, parameters, name=self._title)
+
+    def _run(self, *addresses: int) -> None:
+        with _plain_torch():
+            inputs = addresses[: len(self._inputs)]
+            outputs = [
+                place.at(address)
+                for place, address in zip(self._outputs, addresses[len(inputs) :], strict=True)
+            ]
+            dead = next((w for w in self._watched if w.died_at(inputs)), None)
+            if dead is not None:
+                self._driver.world.find(f"{self._title} ran on memory that was freed: {dead}")
+                for output in outputs:
+                    _poison(output)
+                return
+            self._compute(inputs, outputs)
+            for storage in self._kept:
+                self._unwritten.discard(storage)
+
+    def _compute(self, inputs: tuple[int, ...], outputs: list[Any]) -> None:
+        flat: list[Any] = list(self._rest)
+        for slot, place, address in zip(self._slots, self._inputs, inputs, strict=True):
+            flat[slot] = place.at(address)
+        args, kwargs = pytree.tree_unflatten(flat, self._spec)
+        results = _tensors(self._func(*args, **kwargs))
+        if not outputs:
+            return
+        known = {flat[slot].untyped_storage()._cdata for slot in self._slots}
+        new = [t for t in results if t.untyped_storage()._cdata not in known]
+        for target, source in zip(outputs, new, strict=True):
+            target.copy_(source)
+
+
+class _Watched:
+    """An input that somebody else has to keep alive."""
+
+    def __init__(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        self._storage = weakref.ref(storage)
+        self._start = int(storage.data_ptr())
+        self._end = self._start + int(storage.nbytes())
+        self._shape = tuple(tensor.shape)
+
+    def died_at(self, addresses: tuple[int, ...]) -> bool:
+        """Whether the memory is gone and one of these addresses still means it."""
+        if self._storage() is not None:
+            return False
+        return any(self._start <= address < self._end for address in addresses)
+
+    def __str__(self) -> str:
+        return f"an input of shape {self._shape} at {self._start:#x}"
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
+# ---------------------------------------------------------------- the recorder
+
+
+class TensorRecorder:
+    """Records this thread's operators on CPU tensors into the capture of the current stream."""
+
+    def __init__(self, simulated_driver: SimulatedDriver) -> None:
+        self._driver = simulated_driver
+        self._modes: tuple[_Operators, _HostReads] | None = None
+        self._stream = self._previous = 0
+        #: whether a recorded operator has drawn random numbers
+        self.drew_random = False
+        #: storages made during recordings of this recorder
+        self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begin(self, stream_handle: Any) -> None:
+        """Start recording on this thread, into the capture that is open on this stream."""
+        if self._modes is not None:
+            raise RuntimeError("this recorder is recording already")
+        self._stream, self._previous = int(stream_handle), _current.handle
+        _current.handle = self._stream
+        self._modes = (_Operators(self), _HostReads(self))
+        for mode in self._modes:
+            mode.__enter__()
+
+    def end(self) -> None:
+        """Stop recording; nothing happens if it has stopped."""
+        modes, self._modes = self._modes, None
+        if modes is None:
+            return
+        _leave_dispatch_mode(modes[0])
+        _leave_function_mode(modes[1])
+        if _current.handle == self._stream:
+            _current.handle = self._previous
+
+    # ---- one operator
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run, record or refuse one operator, as the current stream's state demands."""
+        status = self._status()
+        if status == _INVALIDATED:
+            raise self._error(901, _title(func))
+        if status != _ACTIVE:
+            return func(*args, **kwargs)
+        if _reads_device(func, args, kwargs):
+            self.refuse(_title(func))
+        name = _short(func)
+        if _is_view(func) or name in _METADATA or torch.Tag.inplace_view in func.tags:
+            return self._note_new(func(*args, **kwargs), name)
+        if name in _ALLOCATES:
+            return self._new(func(*args, **kwargs))
+        return self._record(func, args, kwargs)
+
+    def _note_new(self, value: Any, name: str) -> Any:
+        if name in _ENTERS:
+            for tensor in _tensors(value):
+                self._owned.add(tensor.untyped_storage())
+        return value
+
+    def _new(self, value: Any) -> Any:
+        """New memory: the capture's own, and poisoned."""
+        for tensor in _tensors(value):
+            self._owned.add(tensor.untyped_storage())
+            _unwritten.add(tensor.untyped_storage())
+            _poison(tensor)
+        return value
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        trial = [_stand_in(v, _unwritten) if isinstance(v, torch.Tensor) else v for v in flat]
+        with _same_random_state(flat) as drew:
+            trial_args, trial_kwargs = pytree.tree_unflatten(trial, spec)
+            outcome = func(*trial_args, **trial_kwargs)
+            self.drew_random |= drew()
+        written = _written(func, args, kwargs)
+        stand_ins = {t.untyped_storage()._cdata for t in trial if isinstance(t, torch.Tensor)}
+        new = [t for t in _tensors(outcome) if t.untyped_storage()._cdata not in stand_ins]
+        if not new and not written and func._schema.returns:
+            return func(*args, **kwargs)  # an undeclared view, or a question about metadata
+        self._new(new)
+        self._launch(func, flat, spec, new)
+        return _returned(func, outcome, written)
+
+    def _launch(self, func: Any, flat: list[Any], spec: Any, new: list[Any]) -> None:
+        recorded = RecordedOperator(self._driver, func, flat, spec, new, _unwritten, self._owned)
+        kernel = recorded.kernel()
+        arguments = (tuple(recorded.addresses), kernel.parameters)
+        (code,) = self._driver.cuLaunchKernel(
+            kernel.handle, 1, 1, 1, 1, 1, 1, 0, _current.handle, arguments, 0
+        )
+        if int(code):
+            raise self._error(int(code), _title(func))
+
+    # ---- the capture
+
+    def _status(self) -> int:
+        code, status = self._driver.cuStreamIsCapturing(_current.handle)
+        return 0 if int(code) else int(status)
+
+    def refuse(self, what: str) -> None:
+        """The host wants a value of the device: that ends the capture, as on a device."""
+        (code,) = self._driver.cuStreamSynchronize(_current.handle)
+        raise self._error(int(code), what)
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is in a capture that is still good."""
+        return self._status() == _ACTIVE
+
+    def _error(self, code: int, what: str) -> RuntimeError:
+        text = self._driver.cuGetErrorString(code)[1].decode()
+        return RuntimeError(f"CUDA error: {text} ({what})")
+
+
+#: Storages that hold poison: made during a capture and not yet written by a replay.
+_unwritten: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _returned(func: Any, outcome: Any, written: dict[str, Any]) -> Any:
+    """What the operator returns: its new outputs, and its own arguments where it wrote to them."""
+    returns = func._schema.returns
+    if not returns:
+        return None
+    values = list(outcome) if len(returns) > 1 else [outcome]
+    for place, each in enumerate(returns):
+        if each.alias_info is not None and each.alias_info.is_write:
+            (alias,) = each.alias_info.before_set
+            values[place] = written[alias]
+    return values[0] if len(returns) == 1 else type(outcome)(values)
+
+
+# ---------------------------------------------------------------- modes
+
+
+class _Operators(dispatching.TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Sees every operator below autograd, in backward too."""
+
+    def __init__(self, recorder: TensorRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._recorder.operator(func, args, kwargs or {})
+
+
+_HOST_READS = {
+    torch.Tensor.tolist: "tolist",
+    torch.Tensor.numpy: "numpy",
+    torch.Tensor.__array__: "__array__",
+    torch.Tensor.__repr__: "printing",
+    torch.Tensor.__format__: "printing",
+}
+
+
+class _HostReads(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Sees the ways to read a CPU tensor that are no operators."""
+
+    def __init__(self, recorder: TensorRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        what = _HOST_READS.get(func)
+        if what is not None and self._recorder.is_capturing():
+            self._recorder.refuse(f"Tensor {what}")
+        return func(*args, **(kwargs or {}))
+
+
+def _leave_dispatch_mode(mode: Any) -> None:
+    """Leave a mode that may lie under modes which the user has entered since."""
+    above = []
+    while (top := dispatching._get_current_dispatch_mode()) is not mode and top is not None:
+        above.append(dispatching._pop_mode())
+    mode.__exit__(None, None, None)
+    for each in reversed(above):
+        dispatching._push_mode(each)
+
+
+def _leave_function_mode(mode: Any) -> None:
+    above = []
+    while (top := torch.overrides._get_current_function_mode()) is not mode and top is not None:
+        above.append(torch.overrides._pop_mode())
+    mode.__exit__(None, None, None)
+    for each in reversed(above):
+        torch.overrides._push_mode(each)

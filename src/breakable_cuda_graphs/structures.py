@@ -1,0 +1,85 @@
+"""Walk the containers that breaks take and return.
+
+The hard problem: arrays sit inside tuples, lists, dicts, named tuples and data classes, and each
+has to be rebuilt as the type that it was, while a container without any array must stay the very
+object that it is, so that a break can fill a list of the caller's.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Replace = Callable[[Any, str], Any]
+
+
+def children(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of a container as (path step, part), or None for anything else."""
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f".{name}", part) for name, part in zip(value._fields, value, strict=True)]
+    if isinstance(value, (tuple, list)):
+        return [(f"[{index}]", part) for index, part in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
+    return None
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every part that is no container, with its path; a container inside itself is left out."""
+    yield from _leaves(value, path, ())
+
+
+def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    parts = children(value)
+    if parts is None:
+        yield path, value
+    elif id(value) not in above:
+        for step, part in parts:
+            yield from _leaves(part, path + step, (*above, id(value)))
+
+
+def rebuilt(value: Any, replace: Replace, path: str = "") -> Any:
+    """The value with each leaf replaced; what no leaf changed in is returned as it is."""
+    return _rebuilt(value, replace, path, ())
+
+
+def _rebuilt(value: Any, replace: Replace, path: str, above: tuple[int, ...]) -> Any:
+    parts = children(value)
+    if parts is None:
+        return replace(value, path)
+    if id(value) in above:
+        return value
+    inside = (*above, id(value))
+    made = [_rebuilt(part, replace, path + step, inside) for step, part in parts]
+    if all(new is old for new, (_, old) in zip(made, parts, strict=True)):
+        return value
+    return _like(value, made, parts)
+
+
+def _like(value: Any, made: list[Any], parts: list[tuple[str, Any]]) -> Any:
+    """A container of the same type around new parts."""
+    if isinstance(value, dict):
+        new = copy.copy(value)  # keeps a subclass, its order and its default factory
+        new.update(zip(value, made, strict=True))
+        return new
+    if isinstance(value, tuple):
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if isinstance(value, list):
+        return made if type(value) is list else type(value)(made)
+    new = copy.copy(value)
+    for (step, _), part in zip(parts, made, strict=True):
+        object.__setattr__(new, step[1:], part)  # a frozen data class too
+    return new
+
+
+def shape(value: Any) -> Any:
+    """The structure of a value without its leaves; two of one structure compare equal."""
+    parts = children(value)
+    if parts is None:
+        return None
+    return type(value).__name__, tuple((step, shape(part)) for step, part in parts)

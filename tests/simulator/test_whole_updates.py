@@ -1,0 +1,167 @@
+"""`cuGraphExecUpdate`: all changes or none, and why not. Uses nothing a device lacks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from .helpers import code, here, launch, memcpy_params, memset_params, nodes, ok, words
+
+
+@pytest.fixture
+def new_graph(driver_module: Any) -> Iterator[Callable[[], Any]]:
+    """Makes empty graphs."""
+    made = []
+
+    def make() -> Any:
+        made.append(ok(driver_module.cuGraphCreate(0)))
+        return made[-1]
+
+    yield make
+    for graph in made:
+        ok(driver_module.cuGraphDestroy(graph))
+
+
+def chain(driver: Any, graph: Any, buffer: int, value: int, length: int = 2) -> list[Any]:
+    """Fills of successive words, each after the one before."""
+    made: list[Any] = []
+    for place in range(length):
+        params = memset_params(driver, buffer + 4 * place, value)
+        made.append(
+            ok(
+                driver.cuGraphAddMemsetNode(
+                    graph, made[-1:] or None, len(made[-1:]), params, here(driver)
+                )
+            )
+        )
+    return made
+
+
+def why(driver: Any, executable: Any, graph: Any) -> tuple[int, int, int, int]:
+    """(code, result, error node, error-from node), read past the bindings as one has to."""
+    _, address, _ = driver.cuGetProcAddress(b"cuGraphExecUpdate", 12000, 0)
+    call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    info = driver.CUgraphExecUpdateResultInfo()
+    number = call(int(address))(int(executable), int(graph), info.getPtr())
+    return number, int(info.result), int(info.errorNode), int(info.errorFromNode)
+
+
+@pytest.fixture
+def executable(driver_module: Any, new_graph: Any, buffer: int) -> Iterator[Any]:
+    """An executable of a chain of two fills."""
+    graph = new_graph()
+    chain(driver_module, graph, buffer, 1)
+    made = ok(driver_module.cuGraphInstantiate(graph, 0))
+    yield made
+    ok(driver_module.cuGraphExecDestroy(made))
+
+
+def run(driver: Any, executable: Any, stream: Any) -> None:
+    ok(driver.cuGraphLaunch(executable, stream))
+    ok(driver.cuStreamSynchronize(stream))
+
+
+def test_a_graph_of_the_same_shape_gives_its_parameters(
+    driver_module, new_graph, executable, stream, buffer
+):
+    other = new_graph()
+    chain(driver_module, other, buffer, 9)
+    info = ok(driver_module.cuGraphExecUpdate(executable, other))
+    assert int(info.result) == 0
+    run(driver_module, executable, stream)
+    assert words(driver_module, buffer, 2) == [9, 9]
+
+
+def test_the_bindings_drop_the_reason_and_the_c_entry_keeps_it(
+    driver_module, new_graph, executable, buffer
+):
+    other = new_graph()
+    chain(driver_module, other, buffer, 9, length=3)
+    answer = driver_module.cuGraphExecUpdate(executable, other)
+    assert (code(answer), answer[1]) == (910, None)
+    assert why(driver_module, executable, other) == (910, 2, 0, 0)
+
+
+def test_a_missing_edge_is_a_changed_topology(driver_module, new_graph, executable, buffer):
+    other = new_graph()
+    first, second = chain(driver_module, other, buffer, 9)
+    ok(driver_module.cuGraphRemoveDependencies(other, [first], [second], None, 1))
+    assert why(driver_module, executable, other)[:3] == (910, 2, int(second))
+
+
+def test_another_order_of_insertion_is_a_changed_topology(
+    driver_module, new_graph, executable, buffer
+):
+    other = new_graph()
+    params = memset_params(driver_module, buffer, 9)
+    last = ok(driver_module.cuGraphAddMemsetNode(other, None, 0, params, here(driver_module)))
+    first = ok(driver_module.cuGraphAddMemsetNode(other, None, 0, params, here(driver_module)))
+    ok(driver_module.cuGraphAddDependencies(other, [first], [last], None, 1))
+    assert why(driver_module, executable, other)[:2] == (910, 2)
+
+
+def test_another_kind_of_node_is_named(driver_module, new_graph, executable, buffer):
+    other = new_graph()
+    first = chain(driver_module, other, buffer, 9, length=1)
+    changed = ok(
+        driver_module.cuGraphAddMemcpyNode(
+            other,
+            first,
+            1,
+            memcpy_params(driver_module, buffer + 8, buffer, 4),
+            here(driver_module),
+        )
+    )
+    assert why(driver_module, executable, other)[:3] == (910, 3, int(changed))
+
+
+def test_a_refused_update_changes_nothing(driver_module, new_graph, executable, stream, buffer):
+    other = new_graph()
+    first = chain(driver_module, other, buffer, 9, length=1)
+    tall = memset_params(driver_module, buffer, 9)
+    tall.height, tall.pitch = 2, 16
+    changed = ok(driver_module.cuGraphAddMemsetNode(other, first, 1, tall, here(driver_module)))
+    assert why(driver_module, executable, other)[:3] == (910, 5, int(changed))
+    run(driver_module, executable, stream)
+    assert words(driver_module, buffer, 2) == [1, 1]
+
+
+def test_an_update_reaches_into_child_graphs(driver_module, new_graph, stream, buffer):
+    inner, outer, other = new_graph(), new_graph(), new_graph()
+    chain(driver_module, inner, buffer, 1)
+    ok(driver_module.cuGraphAddChildGraphNode(outer, None, 0, inner))
+    executable = ok(driver_module.cuGraphInstantiate(outer, 0))
+    for node in nodes(driver_module, inner):
+        params = memset_params(driver_module, buffer + 64, 6)
+        ok(driver_module.cuGraphMemsetNodeSetParams(node, params))
+    ok(driver_module.cuGraphAddChildGraphNode(other, None, 0, inner))
+    ok(driver_module.cuGraphExecUpdate(executable, other))
+    run(driver_module, executable, stream)
+    assert words(driver_module, buffer + 64) == [6]
+    ok(driver_module.cuGraphExecDestroy(executable))
+
+
+def test_an_updated_executable_is_still_addressed_by_its_first_template(
+    driver_module, new_graph, stream, buffer
+):
+    template, other = new_graph(), new_graph()
+    first, _ = chain(driver_module, template, buffer, 1)
+    executable = ok(driver_module.cuGraphInstantiate(template, 0))
+    chain(driver_module, other, buffer, 9)
+    ok(driver_module.cuGraphExecUpdate(executable, other))
+    params = memset_params(driver_module, buffer, 3)
+    ok(driver_module.cuGraphExecMemsetNodeSetParams(executable, first, params, here(driver_module)))
+    run(driver_module, executable, stream)
+    assert words(driver_module, buffer, 2) == [3, 9]
+    ok(driver_module.cuGraphExecDestroy(executable))
+
+
+def test_a_child_can_be_launched_alone(driver_module, new_graph, stream, buffer):
+    inner, outer = new_graph(), new_graph()
+    chain(driver_module, inner, buffer, 4)
+    node = ok(driver_module.cuGraphAddChildGraphNode(outer, None, 0, inner))
+    launch(driver_module, ok(driver_module.cuGraphChildGraphNodeGetGraph(node)), stream)
+    assert words(driver_module, buffer, 2) == [4, 4]
