@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from . import blocks, debugging, errors, results, structures
-from ._driver import bindings, capturing, reading, release
+from ._driver import bindings, capturing, contexts, reading, release
 from ._driver.capturing import Status
 from ._driver.ordering import join
 from .frameworks.base import Arrays, Captured, Framework, Session
@@ -28,6 +28,8 @@ from .streams import DEFAULT_STREAMS, as_handle
 __all__ = ["breakable_graph"]
 
 _HOST_NODES = ("refuse", "allow")
+
+_HOLD_LIMIT = 64 << 20
 
 
 class breakable_graph:
@@ -144,6 +146,8 @@ class Block:
         self._host_nodes = host_nodes
         self._debug = os.environ.get(debugging.VARIABLE, "") not in ("", "0")
         self.framework: Framework = self._choose_framework(stream)
+        if not contexts.ensure(self.driver, self.framework.context):
+            raise errors.other_context()
         pool = sequence._ensure_pool(self.framework)
         self._stream_object = pool.stream if stream is None else stream
         self.stream = bindings.types.CUstream(as_handle(self._stream_object))
@@ -154,7 +158,10 @@ class Block:
         self._memory_mark: Any = None
         self._is_open = False  # a segment is being captured
         self._reader = reading.KernelReader(self.driver)
+        self._held: list[Any] = []  # memory of arguments of breaks, until the block ends
+        self._held_bytes = 0
         self._in_break = ""  # the name of the break that runs now
+        self._line = debugging.user_line()  # where the present segment began
         self._poison: BaseException | None = None
 
     def _choose_framework(self, stream: Any) -> Framework:
@@ -178,8 +185,8 @@ class Block:
                 join(self.driver, self.stream, self._ambient)
             blocks.add(self)
             self._begin_segment()
-        except BaseException:
-            self._end(failed=True)
+        except BaseException as error:
+            self._end(True, error)
             raise
 
     def _refuse_nesting(self) -> None:
@@ -193,7 +200,6 @@ class Block:
 
     def close(self, error: BaseException | None) -> None:
         """End the block: with the body's exception, or with a sequence that can be replayed."""
-        failed = True
         try:
             if error is not None:
                 self._advise(error)
@@ -201,29 +207,48 @@ class Block:
             else:
                 self._raise_poison()
                 self._end_segment("the end of the block")
-                self.session_commit()
-                failed = False
-        finally:
-            self._end(failed)
+                self._commit()
+        except BaseException as problem:
+            self._end(True, problem)
+            raise
+        else:
+            self._end(error is not None, error)
 
-    def session_commit(self) -> None:
+    def _commit(self) -> None:
         """All segments have been captured: make what replays them."""
         with release.relaxed_thread():
             self.sequence._commit(self.framework, self._segments)
 
-    def _end(self, failed: bool) -> None:
-        """Put everything back; each step is tried whatever became of the one before."""
-        with contextlib.ExitStack() as stack:  # runs from the last line to the first
-            stack.callback(release.drain)
-            if failed:
-                stack.callback(self._roll_back)
-            stack.callback(blocks.remove, self)
-            if self._ambient is not None:
-                stack.callback(self._join_ambient)
-            stack.callback(self.session.leave, failed)
-            stack.callback(self._abandon_segment)
+    def _end(self, failed: bool, error: BaseException | None) -> None:
+        """Put everything back; each step is tried whatever became of the one before.
+
+        What goes wrong here never takes the place of an error that is on its way already.
+        """
+        steps: list[Callable[[], None]] = [
+            self._abandon_segment,
+            lambda: self.session.leave(failed),
+            self._join_ambient,
+            lambda: blocks.remove(self),
+        ]
+        if failed:
+            steps.append(self._roll_back)
+        problems = []
+        for step in steps:
+            try:
+                step()
+            except BaseException as problem:
+                problems.append(problem)
+        self._held.clear()
+        self._poison = None  # it may hold this frame: no cycle is left for the collector
+        if problems and error is None:
+            raise problems[0]
+        if error is not None:
+            for other in problems:
+                error.add_note(f"and while the block was closed: {other}")
 
     def _join_ambient(self) -> None:
+        if self._ambient is None:
+            return
         with release.relaxed_thread():
             join(self.driver, self._ambient, self.stream)
 
@@ -255,8 +280,8 @@ class Block:
         if info.graph is not None:
             survey = reading.Survey(self._reader, info.graph, info.dependencies)
         problem = self._problem(index, where, info, survey)
-        self._is_open = False
         captured = self.session.end(survey)
+        self._is_open = False
         if captured.graph is None and problem is None:
             problem = self._reason(index, where, captured.code)
         problem = problem or captured.problem
@@ -267,12 +292,16 @@ class Block:
         self._segments.append(
             GraphSegment(index, captured.graph, frozenset(survey.kinds), captured.runner)
         )
+        if self._rules.check_liveness or self._rules.keep_inputs:
+            role = f"read or written in segment {index}, captured {self._line}"
+            self.sequence._memory.note_segment(survey, self.session, self._rules, role)
 
     def _reason(self, index: int, where: str, code: int) -> Exception:
         """What the driver's answer to the end of a capture means."""
         if code == capturing.UNJOINED:
             return errors.unjoined(index, where, (), ())
-        return errors.capture_lost(index, where, self.driver.error("cuStreamEndCapture", code))
+        cause = self.driver.error("cuStreamEndCapture", code)
+        return errors.capture_lost(index, where, self.mode, cause)
 
     def _problem(
         self, index: int, where: str, info: bindings.CaptureInfo, survey: reading.Survey | None
@@ -335,6 +364,7 @@ class Block:
             return function(*args, **kwargs)  # a break inside a break is a plain call
         self._check_whole(name)
         self._end_segment(f"the break {name}")
+        self._line = debugging.user_line()
         self._in_break = name
         try:
             if self._barrier_fn is not None:
@@ -369,7 +399,7 @@ class Block:
                 self.sequence._memory, self.session, self._rules, self.find_arrays, addresses
             )
             result = results.StaticResult(name, value, scene)
-            value = result.value
+            value = result.take()
         else:
             results.refuse_arrays(name, value, self.find_arrays)
         segment = EagerSegment(
@@ -396,8 +426,10 @@ class Block:
             if arrays is None:
                 return leaf
             if arrays.can_alias(leaf):
-                addresses.add(arrays.storage(leaf)[0])
-            role = f"argument {path} of the break {name}"
+                address, nbytes, storage = arrays.storage(leaf)
+                addresses.add(address)
+                self._hold(storage, nbytes)
+            role = f"argument {path} of the break {name}, captured {self._line}"
             return self.sequence._memory.argument(leaf, arrays, self.session, self._rules, role)
 
         made = tuple(
@@ -405,6 +437,16 @@ class Block:
         )
         named = {key: structures.rebuilt(value, replace, key) for key, value in kwargs.items()}
         return (made, named), frozenset(addresses)
+
+    def _hold(self, storage: Any, nbytes: int) -> None:
+        """Keep an argument's memory from being used again by later segments of this block.
+
+        A replay that a break ends early has then not touched what later segments wrote at the one
+        before. Worth a little memory, not more: as far as `_HOLD_LIMIT` goes.
+        """
+        if self._held_bytes + nbytes <= _HOLD_LIMIT:
+            self._held_bytes += nbytes
+            self._held.append(storage)
 
     def find_arrays(self, value: Any) -> Arrays | None:
         """Who knows a value as a device array, if anybody does."""
@@ -447,11 +489,15 @@ class Block:
 
     def _advise(self, error: BaseException) -> None:
         """Notes on the user's exception, where it has to do with the capture."""
-        if self._is_open:
-            status = capturing.status(self.driver, self.stream)
-            if status is Status.INVALIDATED or _speaks_of_capture(error):
-                for note in errors.advice(len(self._segments), self.mode):
-                    error.add_note(note)
+        if not self._is_open:
+            return
+        error.add_note(errors.place(len(self._segments)))
+        status = capturing.status(self.driver, self.stream)
+        if len(blocks.open_blocks) > 1 and _speaks_of_draws(error):
+            error.add_note(errors.advice_on_draws())
+        elif status is Status.INVALIDATED or _speaks_of_capture(error):
+            for note in errors.advice(self.mode):
+                error.add_note(note)
 
 
 def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -465,9 +511,15 @@ def _speaks_of_capture(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "captur" in str(error).lower()
 
 
+def _speaks_of_draws(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and (
+        "generator" in str(error) or "Offset increment" in str(error)
+    )
+
+
 def sweep_abandoned() -> None:
     """End blocks that were entered by hand and whose context manager has gone."""
     for block in blocks.open_blocks:
         if block.is_abandoned and block.thread == threading.get_ident():
             with contextlib.suppress(RuntimeError):
-                block._end(failed=True)
+                block._end(True, None)

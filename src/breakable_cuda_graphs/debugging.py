@@ -1,4 +1,4 @@
-"""BREAKABLE_CUDA_GRAPHS_DEBUG=1: say more about a failed capture than is cheap to know.
+"""Where the user's code is, and BREAKABLE_CUDA_GRAPHS_DEBUG=1: more than is cheap to know.
 
 The hard problem: the driver names neither the streams of a capture nor the one that was not joined.
 So every stream object that lives in this process is asked which capture it is in, and whether what
@@ -8,6 +8,8 @@ it did last is among the nodes that dangle.
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from typing import Any
 
 from ._driver import bindings
@@ -43,3 +45,14 @@ def _stream_handles() -> set[int]:
         elif module.startswith("cupy"):
             handles.add(int(getattr(thing, "ptr", 0) or 0))
     return handles - set(DEFAULT_STREAMS)
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+
+def user_line() -> str:
+    """The nearest line of the calling thread that is not this library's, as 'at file:line'."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "here"

@@ -126,10 +126,10 @@ def used_after_fork(what: str) -> ProcessError:
     )
 
 
-def not_copyable(what: str, how: str) -> TypeError:
+def not_copyable(what: str) -> TypeError:
     return TypeError(
-        f"a {what} cannot be {how}: it owns CUDA graphs and device addresses, which exist once and "
-        "only in this process. Capture again where the copy is needed."
+        f"a {what} cannot be pickled or copied: it owns CUDA graphs and device addresses, which exist "
+        "once and only in this process. Capture again where the copy is needed."
     )
 
 
@@ -186,6 +186,18 @@ WORKSPACE_ELSEWHERE = (
     "torch's ordinary memory: if anything clears the workspaces of the process (torch.compile may), "
     "replays would write into memory of others. Warm up on sequence.stream, or capture first."
 )
+
+
+class EscapedWorkWarning(UserWarning):
+    """Work ran during a capture on a stream that is not part of it, and is not in the graph."""
+
+
+def escaped_work(function: str) -> str:
+    return (
+        f"{function} ran on a stream that the capture does not include: it ran once, now, and replays "
+        "will not do it. Work on the capture stream, or fork from it (side.wait_stream(current)) and "
+        "join again; or do it in a break (@no_graph)."
+    )
 
 
 def pool_of_other_device(pool: int, device: int) -> ValueError:
@@ -293,6 +305,20 @@ def reentered(what: str) -> ReplayError:
     )
 
 
+def stream_of_other_context() -> ReplayError:
+    return ReplayError(
+        "the stream belongs to another CUDA context than the sequence was captured in: replay on a "
+        "stream of that context"
+    )
+
+
+def other_context() -> CaptureError:
+    return CaptureError(
+        "another CUDA context is current in this thread than the one to capture in: make that one "
+        "current (the device's primary context for torch), or give a stream of the current context"
+    )
+
+
 def replay_while_capturing() -> ReplayError:
     return ReplayError(
         "this sequence is being captured and cannot be replayed before its breakable_graph block ends"
@@ -343,17 +369,24 @@ def block_not_open() -> CaptureError:
     return CaptureError("this breakable_graph block is not open: it was left already")
 
 
+_OTHER_THREAD = (
+    "If another thread was using CUDA at the time, its calls may be the cause: "
+    'capture_error_mode="thread_local" leaves other threads alone.'
+)
+
+
 def _at(error: CaptureError, segment: int, function: str | None = None) -> CaptureError:
     error.segment, error.function = segment, function
     return error
 
 
-def capture_lost(segment: int, where: str, cause: BaseException | None) -> CaptureError:
-    reason = f" ({cause})" if cause is not None else ""
+def capture_lost(segment: int, where: str, mode: str, cause: BaseException) -> CaptureError:
+    other = f" {_OTHER_THREAD}" if mode == "global" else ""
     error = CaptureError(
-        f"the capture of segment {segment} was invalidated before {where}{reason}: something in it "
+        f"the capture of segment {segment} was invalidated before {where} ({cause}): something in it "
         "cannot be captured (a host read such as .item(), a synchronisation, an allocation by another "
         "library), and its own error was swallowed. Mark the function that does it with @no_graph."
+        f"{other}"
     )
     error.__cause__ = cause
     return _at(error, segment)
@@ -403,15 +436,23 @@ def poisoned(cause: BaseException) -> CaptureError:
     )
 
 
-def advice(segment: int, mode: str) -> list[str]:
-    """Notes for an exception of the user's that a capture has to do with."""
+def advice_on_draws() -> str:
+    return (
+        "another capture was open on the device at the time: on torch 2.11 and older a generator "
+        "serves one capture at a time. Capture one after the other, or draw in a break."
+    )
+
+
+def place(segment: int) -> str:
+    return f"raised while segment {segment} of a breakable_graph block was being captured"
+
+
+def advice(mode: str) -> list[str]:
+    """Notes for an exception of the user's that the capture has to do with."""
     notes = [
-        f"raised while segment {segment} of a breakable_graph block was captured: what reads or waits "
-        "for the device on the host cannot be captured. Mark the function that does it @no_graph."
+        "what reads or waits for the device on the host cannot be captured: mark the function that "
+        "does it @no_graph"
     ]
     if mode == "global":
-        notes.append(
-            "if another thread was using CUDA at the time, its calls may be the cause: "
-            'capture_error_mode="thread_local" leaves other threads alone.'
-        )
+        notes.append(_OTHER_THREAD)
     return notes

@@ -12,7 +12,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from .frameworks.base import Arrays, Birth, Session
+from ._driver.reading import Survey
+from .frameworks.base import Arrays, Birth, Found, Session
 
 
 class Memory:
@@ -22,12 +23,13 @@ class Memory:
     reference callbacks write it, and only assign: they may run in any thread, at any line.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_watched", "stale")
+    __slots__ = ("__weakref__", "_kept", "_unknown", "_watched", "stale")
 
     def __init__(self) -> None:
         self.stale: tuple[str, str] | None = None  # (tensor, role)
         self._kept: dict[int, Any] = {}  # address -> storage, owned until reset
         self._watched: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        self._unknown: dict[int, str] = {}  # addresses whose owner nobody knows -> their role
 
     def argument(
         self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: str
@@ -41,7 +43,20 @@ class Memory:
     def note(self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: str) -> None:
         """Keep, watch or leave the memory of an array that the sequence will read or write."""
         address, nbytes, storage = arrays.storage(value)
-        if not nbytes or address in self._kept:
+        if nbytes:
+            self._judge(Found(address, storage, arrays.kind(value)), session, rules, role)
+
+    def note_segment(self, survey: Survey, session: Session, rules: Rules, role: str) -> None:
+        """The same for all memory that a captured segment reads or writes, as far as it shows."""
+        found, unknown = session.inputs(survey)
+        for piece in found:
+            self._judge(piece, session, rules, role)
+        for address in unknown:
+            self._unknown.setdefault(address, role)
+
+    def _judge(self, found: Found, session: Session, rules: Rules, role: str) -> None:
+        address, storage, kind = found
+        if address in self._kept:
             return
         birth = session.birth(address)
         if birth is Birth.POOL:
@@ -49,7 +64,7 @@ class Memory:
         if birth is Birth.BREAK or rules.keep_inputs:
             self._kept[address] = storage
         elif rules.check_liveness:
-            self._watch(address, storage, describe(arrays, value), role)
+            self._watch(address, storage, _in_words(kind), role)
 
     def own(self, value: Any, arrays: Arrays) -> None:
         """Keep the memory of an array until `reset()`."""
@@ -80,23 +95,32 @@ class Memory:
         """What is watched: one line each."""
         return tuple(f"{described}, {role}" for _, described, role in self._watched.values())
 
+    @property
+    def unwatched(self) -> tuple[str, ...]:
+        """Addresses that captured work uses and of which nobody knows the owner: one line each."""
+        return tuple(f"{address:#x}, {role}" for address, role in self._unknown.items())
+
     def take(self) -> list[Any]:
         """Empty this and hand over what was owned, to be let go when no replay reads it any more."""
         kept = list(self._kept.values())
         self._kept.clear()
         self._watched.clear()
+        self._unknown.clear()
         self.stale = None
         return kept
 
-    def mark(self) -> tuple[frozenset[int], frozenset[int]]:
-        """What is owned and watched now, for `back_to` after a capture that failed."""
-        return frozenset(self._kept), frozenset(self._watched)
+    def mark(self) -> tuple[frozenset[int], ...]:
+        """What is known now, for `back_to` after a capture that failed."""
+        return tuple(frozenset(table) for table in self._tables())
 
-    def back_to(self, mark: tuple[frozenset[int], frozenset[int]]) -> None:
+    def back_to(self, mark: tuple[frozenset[int], ...]) -> None:
         """Forget what was added since."""
-        for known, table in zip(mark, (self._kept, self._watched), strict=True):
+        for known, table in zip(mark, self._tables(), strict=True):
             for address in [a for a in table if a not in known]:
                 del table[address]
+
+    def _tables(self) -> tuple[dict[int, Any], ...]:
+        return self._kept, self._watched, self._unknown
 
 
 class Rules:
@@ -110,5 +134,9 @@ class Rules:
 
 def describe(arrays: Arrays, value: Any) -> str:
     """An array in a few words, for messages."""
-    dtype, shape, device = arrays.kind(value)
+    return _in_words(arrays.kind(value))
+
+
+def _in_words(kind: tuple[str, tuple[int, ...], str]) -> str:
+    dtype, shape, device = kind
     return f"{dtype} {list(shape)} on {device}"

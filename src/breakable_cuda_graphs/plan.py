@@ -14,6 +14,7 @@ from typing import Any
 from ._driver import reading
 from ._driver.bindings import Driver
 from ._driver.handles import ExecHandle, GraphHandle
+from ._driver.ordering import CompletionMark
 from .frameworks.base import Framework
 from .segments import EagerSegment, GraphSegment
 
@@ -27,8 +28,13 @@ class Plan:
     """The steps of one replay."""
 
     def __init__(
-        self, driver: Driver, framework: Framework, segments: Sequence[GraphSegment | EagerSegment]
+        self,
+        driver: Driver,
+        framework: Framework,
+        mark: CompletionMark,
+        segments: Sequence[GraphSegment | EagerSegment],
     ) -> None:
+        self._mark = mark
         self.launch = driver.module.cuGraphLaunch
         self.framework = framework
         breaks = [s for s in segments if isinstance(s, EagerSegment) and not s._does_nothing]
@@ -47,12 +53,12 @@ class Plan:
             return
         self.parts += group
         if len(group) > 1:
-            _join(driver, group)
+            _join(driver, group, self._mark)
             self._add_launch(group[0]._executable)
         elif group[0]._runner is not None:
             self._add_call(group[0]._runner.replay, (), {})
         else:
-            self._add_launch(_executable(group[0]))
+            self._add_launch(_executable(group[0], self._mark))
 
     def _add_launch(self, executable: ExecHandle | None) -> None:
         assert executable is not None
@@ -115,14 +121,14 @@ def _joinable(segment: GraphSegment) -> bool:
     )
 
 
-def _executable(segment: GraphSegment) -> ExecHandle:
+def _executable(segment: GraphSegment, mark: CompletionMark) -> ExecHandle:
     if segment._executable is None:
         assert isinstance(segment._handle, GraphHandle)
-        segment._executable = ExecHandle.instantiate(segment._handle)
+        segment._executable = ExecHandle.instantiate(segment._handle, is_lost=mark.is_lost)
     return segment._executable
 
 
-def _join(driver: Driver, run: list[GraphSegment]) -> None:
+def _join(driver: Driver, run: list[GraphSegment], mark: CompletionMark) -> None:
     """One executable for a run of segments: a graph with a chain of child nodes."""
     if all(segment._executable is run[0]._executable is not None for segment in run):
         return  # joined when an earlier block of the sequence ended
@@ -133,6 +139,6 @@ def _join(driver: Driver, run: list[GraphSegment]) -> None:
             parent.value, after or None, len(after), segment._handle.value
         )
         after, segment._joined = [node], node
-    executable = ExecHandle.instantiate(parent)
+    executable = ExecHandle.instantiate(parent, is_lost=mark.is_lost)
     for segment in run:
         segment._executable = executable

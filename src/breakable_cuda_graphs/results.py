@@ -60,9 +60,16 @@ class StaticResult:
         self._places: dict[str, _Place] = {}
         self._by_origin: dict[tuple[Any, ...], _Place] = {}
         self._fresh: set[int] = set()  # memory of results that got a buffer
+        self._outline = outline(value)
+        #: what the rest of the capture sees; the caller takes it, nothing is kept of it here
         self.value = structures.rebuilt(value, lambda leaf, path: self._settle(leaf, path, scene))
         self._by_origin.clear()
         self._fresh.clear()
+
+    def take(self) -> Any:
+        """The static result, once: holding it would keep memory that the pool may use again."""
+        value, self.value = self.value, None
+        return value
 
     # ---- at capture
 
@@ -82,7 +89,7 @@ class StaticResult:
         if place is None:
             place = self._by_origin[origin] = self._new_place(leaf, path, arrays, scene)
         self._places[path] = place
-        return place.target
+        return place.target if place.fixed is None else arrays.detached(leaf)
 
     def _new_place(self, leaf: Any, path: str, arrays: Arrays, scene: Scene) -> _Place:
         address, nbytes, _ = arrays.storage(leaf)
@@ -105,7 +112,7 @@ class StaticResult:
     def fill(self, value: Any) -> None:
         """Bring a later result to its places; raises before the first copy if one does not fit."""
         if structures.shape(value) != self._shape:
-            raise errors.result_structure_changed(self._name, outline(self.value), outline(value))
+            raise errors.result_structure_changed(self._name, self._outline, outline(value))
         copies: dict[int, tuple[_Place, Any, Any]] = {}
         for path, leaf in structures.leaves(value):
             place, arrays = self._places.get(path), self._find(leaf)
@@ -119,7 +126,7 @@ class StaticResult:
 
     def _check(self, place: _Place, path: str, leaf: Any, arrays: Arrays | None) -> None:
         if arrays is not place.arrays or arrays.kind(leaf) != place.kind:
-            now = type(leaf).__name__ if arrays is None else describe(arrays, leaf)
+            now = describe(arrays, leaf) if arrays is not None else outline(leaf)
             raise errors.result_changed(self._name, path, describe(place.arrays, place.target), now)
         if place.fixed is not None and arrays.place(leaf) != place.fixed:
             raise errors.result_moved(self._name, path)
@@ -140,7 +147,9 @@ def outline(value: Any) -> str:
     """The structure of a value in one line: (tensor, [tensor], None)."""
     parts = structures.children(value)
     if parts is None:
-        return "None" if value is None else type(value).__name__
+        device = getattr(value, "device", None)
+        where = f" on {device}" if device is not None else ""
+        return "None" if value is None else type(value).__name__ + where
     inside = ", ".join(f"{step.strip('.')}: {outline(part)}" for step, part in parts[:8])
     more = ", ..." if len(parts) > 8 else ""
     return f"{type(value).__name__}({inside}{more})"

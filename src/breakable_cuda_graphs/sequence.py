@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import errors, frameworks
-from ._driver import bindings, capturing, process, release
+from ._driver import bindings, capturing, contexts, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
 from .frameworks.base import Framework, Pool
 from .liveness import Memory
 from .plan import Plan
 from .segments import EagerSegment, GraphSegment
-from .streams import as_handle
+from .streams import DEFAULT_STREAMS, as_handle
 
 __all__ = ["BreakableCUDAGraph", "CUDAGraphSequence"]
 
@@ -83,7 +83,9 @@ class CUDAGraphSequence:
             handle = plan.framework.current_stream() if stream is None else as_handle(stream)
             if handle != self._handle:
                 self._handle, self._stream = handle, bindings.types.CUstream(handle)
-            if stream is None and self._is_at_home(plan):
+            if (stream is None or handle == plan.framework.current_stream()) and self._is_at_home(
+                plan
+            ):
                 self._run(plan, handle, self._stream)
             else:
                 self._replay_elsewhere(plan, stream, handle)
@@ -122,7 +124,10 @@ class CUDAGraphSequence:
         """The slow way: another context, stream or mode, or inside another capture."""
         driver, framework = bindings.current(), plan.framework
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_context_current(driver, self._context))
+            given = stream is not None and handle not in DEFAULT_STREAMS
+            if given and contexts.of_stream(driver, handle) != self._context:
+                raise errors.stream_of_other_context()
+            stack.enter_context(contexts.made_current(driver, self._context))
             if stream is not None and handle != framework.current_stream():
                 stack.enter_context(framework.stream_current(stream))
             if capturing.status(driver, self._stream) is not capturing.Status.NONE:
@@ -166,6 +171,16 @@ class CUDAGraphSequence:
         """The handle of the sequence's memory pool, for another sequence or `torch.cuda.graph`."""
         return self._ensure_pool(self._ensure_framework()).handle
 
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The memory of others that replays read or write and whose death is noticed, in words."""
+        return self._memory.watched
+
+    @property
+    def unwatched(self) -> tuple[str, ...]:
+        """Addresses that captured work uses and of which no owner is known, so none is watched."""
+        return self._memory.unwatched
+
     def __len__(self) -> int:
         return len(self._segments)
 
@@ -179,7 +194,7 @@ class CUDAGraphSequence:
         return f"<CUDAGraphSequence {', '.join(word for word in words if word)}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise errors.not_copyable("sequence", "pickled or copied")
+        raise errors.not_copyable(type(self).__name__)
 
     # ---- reset and release
 
@@ -227,13 +242,21 @@ class CUDAGraphSequence:
     # ---- for capture.py
 
     def _ensure_framework(self, stream: Any = None) -> Framework:
-        if self._framework is None:
-            self._framework = frameworks.choose(bindings.current(), stream)
+        """The framework of the captures: chosen anew while nothing has been captured.
+
+        Until then torch may be imported, or initialise its CUDA, or another device become current.
+        """
+        if self._framework is None or not self._segments:
+            chosen = frameworks.choose(bindings.current(), stream)
+            if chosen is not self._framework:
+                self._framework, self._pool = chosen, None
+        assert self._framework is not None
         return self._framework
 
     def _ensure_pool(self, framework: Framework) -> Pool:
         if self._pool is None:
-            self._pool = framework.new_pool(self._given_pool)
+            with contexts.made_current(framework.driver, framework.context):
+                self._pool = framework.new_pool(self._given_pool)
             self._mark = self._pool.mark
         return self._pool
 
@@ -250,12 +273,10 @@ class CUDAGraphSequence:
 
     def _commit(self, framework: Framework, added: Sequence[GraphSegment | EagerSegment]) -> None:
         """A block has ended well: its segments join the sequence, and a new plan is made."""
-        driver = bindings.current()
         segments = [*self._segments, *added]
-        plan = Plan(driver, framework, segments)
-        context = int(driver.cuCtxGetCurrent())
+        plan = Plan(bindings.current(), framework, self._ensure_pool(framework).mark, segments)
         # From here nothing can fail.
-        self._segments, self._context = segments, context
+        self._segments, self._context = segments, framework.context
         self._plan = plan if plan.steps else None
         self._is_capturing = self._has_failed = False
 
@@ -282,18 +303,3 @@ class _Remains:
             if isinstance(segment, GraphSegment):
                 segment.close()
         self._segments, self._keep = (), ()
-
-
-@contextlib.contextmanager
-def _context_current(driver: bindings.Driver, context: int) -> Iterator[None]:
-    """Make a context current; a thread that has none keeps it, as with the CUDA runtime."""
-    before = driver.cuCtxGetCurrent()
-    if int(before) == context:
-        yield
-        return
-    driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
-    try:
-        yield
-    finally:
-        if int(before):
-            driver.cuCtxSetCurrent(before)

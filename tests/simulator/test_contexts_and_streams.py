@@ -96,7 +96,10 @@ def test_a_released_primary_context_is_gone(misused_driver):
 def test_a_stream_of_a_destroyed_context_is_unusable(driver_module):
     context = ok(driver_module.cuCtxCreate(None, 0, 0))
     stream = ok(driver_module.cuStreamCreate(1))
+    before = driver_module.cuCtxGetCurrent()[1]
+    assert int(before) == int(context)
     ok(driver_module.cuCtxDestroy(context))
+    assert int(ok(driver_module.cuCtxGetCurrent())) not in (0, int(context))
     assert code(driver_module.cuStreamSynchronize(stream)) == 709
     ok(driver_module.cuStreamDestroy(stream))
 

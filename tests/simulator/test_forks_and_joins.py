@@ -226,6 +226,20 @@ def test_nodes_let_go_by_hand_are_not_unjoined(driver_module, stream, buffer):
     ok(driver_module.cuGraphDestroy(graph))
 
 
+def test_a_fork_from_nodes_that_were_let_go_needs_no_join(
+    driver_module, new_stream, events, buffer
+):
+    origin, side = new_stream(), new_stream()
+    begin(driver_module, origin)
+    fill(driver_module, origin, buffer, 1)
+    wait(driver_module, side, origin, events[0])
+    ok(driver_module.cuStreamUpdateCaptureDependencies(origin, None, None, 0, 1))
+    fill(driver_module, origin, buffer + 4, 2)
+    graph = ok(driver_module.cuStreamEndCapture(origin))
+    assert edges(driver_module, graph) == set()
+    ok(driver_module.cuGraphDestroy(graph))
+
+
 def test_only_a_capturing_stream_has_dependencies_to_change(driver_module, stream):
     answer = driver_module.cuStreamUpdateCaptureDependencies(stream, None, None, 0, 1)
     assert code(answer) == 401

@@ -249,6 +249,8 @@ def test_attributes_are_copied_from_node_to_node_and_priority_from_the_stream(
     value = driver_module.CUkernelNodeAttrValue()
     value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 2, 1, 1
     ok(driver_module.cuGraphKernelNodeSetAttribute(one, cluster, value))
+    params = kernel_params(driver_module, adder, buffer, 2)
+    ok(driver_module.cuGraphKernelNodeSetParams(one, params))  # keeps the attributes
     ok(driver_module.cuGraphKernelNodeCopyAttributes(two, one))
     assert ok(get(two, cluster)).clusterDim.x == 2
     ok(driver_module.cuGraphDestroy(graph))

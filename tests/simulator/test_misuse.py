@@ -188,6 +188,7 @@ def test_a_kernel_on_released_memory_is_found(misused_driver):
 
 def test_released_memory_is_poisoned_and_kept(misused_driver):
     address = int(ok(misused_driver.cuMemAlloc(64)))
+    ok(misused_driver.cuMemsetD32(address, 0, 16))
     ok(misused_driver.cuMemFree(address))
     assert ctypes.string_at(address, 64) == b"\xa5" * 64
 

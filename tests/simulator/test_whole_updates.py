@@ -103,6 +103,20 @@ def test_another_order_of_insertion_is_a_changed_topology(
     assert why(driver_module, executable, other)[:2] == (910, 2)
 
 
+def test_an_edge_from_another_node_is_a_changed_topology_and_named(
+    driver_module, new_graph, buffer
+):
+    template, other = new_graph(), new_graph()
+    for graph, source in ((template, 0), (other, 1)):
+        made = [ok(driver_module.cuGraphAddEmptyNode(graph, None, 0)) for _ in range(3)]
+        ok(driver_module.cuGraphAddDependencies(graph, [made[source]], [made[2]], None, 1))
+    executable = ok(driver_module.cuGraphInstantiate(template, 0))
+    found = why(driver_module, executable, other)
+    assert found[:2] == (910, 2)
+    assert found[2:] == (int(made[2]), int(made[1]))
+    ok(driver_module.cuGraphExecDestroy(executable))
+
+
 def test_another_kind_of_node_is_named(driver_module, new_graph, executable, buffer):
     other = new_graph()
     first = chain(driver_module, other, buffer, 9, length=1)

@@ -8,6 +8,7 @@ nothing can be closed through it by mistake.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .. import errors
@@ -23,15 +24,22 @@ INSTANTIATE_FLAGS = 1 | 8
 class Owner:
     """Owns one handle. `close()` gives it back; so does the release queue after a finalizer."""
 
-    __slots__ = ("__weakref__", "_epoch", "_keep", "_value", "driver")
+    __slots__ = ("__weakref__", "_epoch", "_is_lost", "_keep", "_value", "driver")
 
     #: the driver's function that destroys the handle
     _destroy = ""
 
-    def __init__(self, driver: bindings.Driver, value: Any, keep: object = None) -> None:
+    def __init__(
+        self,
+        driver: bindings.Driver,
+        value: Any,
+        keep: object = None,
+        is_lost: Callable[[], bool] | None = None,
+    ) -> None:
         self.driver = driver
         self._value = value
         self._keep = keep  # what must outlive the handle
+        self._is_lost = is_lost  # tells that the handle went with its context
         self._epoch = process.epoch
 
     @property
@@ -45,6 +53,7 @@ class Owner:
 
     @property
     def closed(self) -> bool:
+        """Whether the handle has been given back."""
         return self._value is None
 
     def __int__(self) -> int:
@@ -54,19 +63,19 @@ class Owner:
         """Give the handle back now. A second call does nothing."""
         value, self._value = self._value, None
         if value is not None and process.can_release(self._epoch):
-            _destroy(self.driver, self._destroy, value)
+            _Destroy(self, value)()
         self._keep = None
 
     def detach(self) -> Any:
-        """Give the handle itself to a new owner."""
+        """Give the handle itself away: who takes it owns it now."""
         value, self._value = self._value, None
         return value
 
-    def __del__(self, later: Any = release.later, destroy: Any = None, is_none: Any = None) -> None:
+    def __del__(self) -> None:
         value = getattr(self, "_value", None)
-        if value is not None:
+        if value is not None and _Destroy is not None:  # at the interpreter's end it is None
             self._value = None
-            later(self._epoch, _Destroy(self.driver, self._destroy, value, self._keep))
+            release.later(self._epoch, _Destroy(self, value))
 
     def __repr__(self) -> str:
         state = "closed" if self._value is None else hex(int(self._value))
@@ -74,20 +83,20 @@ class Owner:
 
 
 class _Destroy:
-    """One queued destruction; holds what the handle needs until it is done."""
+    """One destruction, now or queued; holds what the handle needs until it is done.
 
-    __slots__ = ("call", "driver", "keep", "value")
+    It does not raise: after a sticky device error the handle is gone with its context anyway.
+    """
 
-    def __init__(self, driver: bindings.Driver, call: str, value: Any, keep: object) -> None:
-        self.driver, self.call, self.value, self.keep = driver, call, value, keep
+    __slots__ = ("call", "driver", "is_lost", "keep", "value")
+
+    def __init__(self, owner: Owner, value: Any) -> None:
+        self.driver, self.call, self.value = owner.driver, owner._destroy, value
+        self.keep, self.is_lost = owner._keep, owner._is_lost
 
     def __call__(self) -> None:
-        _destroy(self.driver, self.call, self.value)
-
-
-def _destroy(driver: bindings.Driver, call: str, value: Any) -> None:
-    """Destroying does not raise: after a sticky device error the handle is gone with its context."""
-    getattr(driver.module, call)(value)
+        if self.is_lost is None or not self.is_lost():
+            getattr(self.driver.module, self.call)(self.value)
 
 
 class StreamHandle(Owner):
@@ -143,7 +152,12 @@ class ExecHandle(Owner):
 
     @classmethod
     def instantiate(
-        cls, graph: GraphHandle, flags: int = INSTANTIATE_FLAGS, keep: object = None
+        cls,
+        graph: GraphHandle,
+        flags: int = INSTANTIATE_FLAGS,
+        keep: object = None,
+        is_lost: Callable[[], bool] | None = None,
     ) -> ExecHandle:
-        driver = graph.driver
-        return cls(driver, driver.cuGraphInstantiate(graph.value, flags), (graph, keep))
+        """Make an executable; destroying one whose context is gone would crash: see `is_lost`."""
+        value = graph.driver.cuGraphInstantiate(graph.value, flags)
+        return cls(graph.driver, value, (graph, keep), is_lost)

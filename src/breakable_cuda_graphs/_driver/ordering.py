@@ -12,6 +12,7 @@ from typing import Any
 from . import bindings
 from .handles import EventHandle
 
+_CONTEXT_IS_DESTROYED = 709
 
 _events: set[EventHandle] = set()
 
@@ -19,7 +20,7 @@ _events: set[EventHandle] = set()
 class CompletionMark:
     """The end of the last piece of work in an ordered set, on whichever stream it ran."""
 
-    __slots__ = ("_event", "_record", "_stream", "driver")
+    __slots__ = ("_event", "_lost", "_record", "_stream", "driver")
 
     def __init__(self, driver: bindings.Driver) -> None:
         self.driver = driver
@@ -28,6 +29,7 @@ class CompletionMark:
         # still has to wait for it. Held here, it is out of any cycle's reach until `close()`.
         _events.add(self._event)
         self._record = driver.module.cuEventRecord  # the raw call: this is on replay's hot path
+        self._lost = False
         self._stream = -1  # the handle of the stream of the last recording; -1: none yet
 
     def order_after(self, handle: int, stream: Any) -> None:
@@ -43,13 +45,25 @@ class CompletionMark:
         self._stream = handle
 
     def wait(self) -> None:
-        """Block this thread until the marked work has ended."""
+        """Block this thread until the marked work has ended.
+
+        An error of the wait is no reason to stop: work in a context that is gone, or after a fault
+        of the device, will not read anything any more.
+        """
         if self._stream != -1 and not self._event.closed:
-            self.driver.cuEventSynchronize(self._event.value)
+            self.driver.module.cuEventSynchronize(self._event.value)
+
+    def is_lost(self) -> bool:
+        """Whether the context that the event was made in has been destroyed, and all in it."""
+        if not self._event.closed:
+            (code,) = self.driver.module.cuEventQuery(self._event.value)
+            self._lost = int(code) == _CONTEXT_IS_DESTROYED
+        return self._lost
 
     def close(self) -> None:
         """Wait, and give the event back; who waits later has nothing to wait for any more."""
         self.wait()
+        self.is_lost()
         _events.discard(self._event)
         self._event.close()
 

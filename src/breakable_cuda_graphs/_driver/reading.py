@@ -9,7 +9,6 @@ here, and every byte is copied out at once: the memory belongs to the node.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import bindings
@@ -135,7 +134,8 @@ class Survey:
 
     def __init__(self, reader: KernelReader, graph: Any, frontier: list[Any]) -> None:
         self._reader = reader
-        self._kernels: list[Any] = []
+        self._words: list[list[int]] = []
+        self._pointers: set[int] = set()  # of copies and fills
         self.kinds: set[int] = set()
         nodes = reader.driver.graph_nodes(graph)
         self._note(nodes)
@@ -147,18 +147,31 @@ class Survey:
             kind = node_type(driver, node)
             self.kinds.add(kind)
             if kind == KERNEL:
-                self._kernels.append(node)
+                self._words.append(self._reader.words(self._reader.params(node)))
+            elif kind == MEMCPY:
+                self._pointers |= copy_pointers(driver.cuGraphMemcpyNodeGetParams(node))
+            elif kind == MEMSET:
+                self._pointers.add(int(driver.cuGraphMemsetNodeGetParams(node).dst))
             elif kind == CHILD:
                 self._note(driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node)))
 
-    def kernel_words(self) -> Iterator[list[int]]:
+    def kernel_words(self) -> list[list[int]]:
         """The argument words of each kernel (see `KernelReader.words`)."""
-        for node in self._kernels:
-            yield self._reader.words(self._reader.params(node))
+        return self._words
+
+    def addresses(self) -> set[int]:
+        """Every word that may be an address: of kernels' arguments, copies and fills."""
+        return self._pointers.union(*self._words)
 
     def names(self, nodes: list[Any]) -> list[str]:
         """Names of nodes, for messages."""
         return [self._reader.describe(node) for node in nodes]
+
+
+def copy_pointers(params: Any) -> set[int]:
+    """The addresses that a copy reads and writes; unused ones are zero and left out."""
+    pointers = (params.srcDevice, params.dstDevice, params.srcHost, params.dstHost)
+    return {int(pointer or 0) for pointer in pointers} - {0}
 
 
 def _dangling(

@@ -14,7 +14,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .._driver import contexts
 from .._driver.bindings import Driver
+from ..streams import DEFAULT_STREAMS, as_handle
 from .base import Framework
 
 __all__ = ["choose"]
@@ -25,62 +27,46 @@ _made: dict[tuple[int, str, int], Framework] = {}
 def choose(driver: Driver, stream: Any) -> Framework:
     """The framework that a capture on `stream` (None: on a stream of our own) belongs to."""
     torch = sys.modules.get("torch")
+    context = _context(driver, stream)
     if driver.simulated:
         if torch is not None:
             from .simulated import SimulatedTorch
 
-            return _once(driver, "simulated torch", 0, SimulatedTorch)
+            return _once(driver, context, SimulatedTorch)
     elif torch is not None and torch.cuda.is_initialized():
-        device = _torch_device(driver, torch, stream)
+        device = _device(driver, torch, stream, context)
         if device is not None:
             from .pytorch import TorchFramework
 
-            return _once(driver, "torch", device, TorchFramework)
+            return _once(driver, device, TorchFramework)
     from .raw import RawFramework
 
-    return _once(driver, "raw", _current_device(driver), RawFramework)
+    return _once(driver, context, RawFramework)
 
 
-def _once(driver: Driver, name: str, device: int, make: Any) -> Framework:
-    key = (id(driver), name, device)
+def _once(driver: Driver, where: int, make: Any) -> Framework:
+    key = (id(driver), make.__name__, where)
     if key not in _made:
-        _made[key] = make(driver, device)
+        _made[key] = make(driver, where)
     return _made[key]
 
 
-def _torch_device(driver: Driver, torch: Any, stream: Any) -> int | None:
-    """The device of a stream in a primary context, the only ones that torch works in."""
+def _device(driver: Driver, torch: Any, stream: Any, context: int) -> int | None:
+    """The device in whose primary context a stream is: torch works in no other."""
     if stream is None:
         return int(torch.cuda.current_device())
     if isinstance(stream, torch.cuda.Stream):
         return int(stream.device_index)
-    from ..streams import DEFAULT_STREAMS, as_handle
-
-    handle = as_handle(stream)
-    if handle in DEFAULT_STREAMS:
-        return int(torch.cuda.current_device())
-    context = _stream_context(driver, handle)
     for device in range(torch.cuda.device_count()):
-        if context == _primary_context(driver, device):
+        _, active = driver.cuDevicePrimaryCtxGetState(device)
+        if active and contexts.primary(driver, device) == context:
             return device
     return None
 
 
-def _stream_context(driver: Driver, handle: int) -> int:
-    from .._driver.bindings import types
-
-    return int(driver.cuStreamGetCtx(types.CUstream(handle)))
-
-
-def _primary_context(driver: Driver, device: int) -> int:
-    """The primary context of a device that is active, else 0."""
-    _, active = driver.cuDevicePrimaryCtxGetState(device)
-    if not active:
-        return 0
-    context = int(driver.cuDevicePrimaryCtxRetain(device))
-    driver.cuDevicePrimaryCtxRelease(device)
-    return context
-
-
-def _current_device(driver: Driver) -> int:
-    return int(driver.cuCtxGetDevice()) if int(driver.cuCtxGetCurrent()) else 0
+def _context(driver: Driver, stream: Any) -> int:
+    """The context of a stream; without one the thread's own, or the first device's primary one."""
+    handle = 0 if stream is None else as_handle(stream)
+    if handle not in DEFAULT_STREAMS:
+        return contexts.of_stream(driver, handle)
+    return contexts.current(driver) or contexts.primary(driver, 0)

@@ -58,6 +58,14 @@ class Pool(Protocol):
         """The end of the last replay of any sequence in this pool."""
 
 
+class Found(NamedTuple):
+    """A piece of memory that captured work reads or writes, and the object that owns it."""
+
+    address: int
+    storage: Any  # lives as long as the memory
+    kind: tuple[str, tuple[int, ...], str]  # (dtype, shape, device) of an array in it
+
+
 class Birth(Enum):
     """When and where the memory of an array was made, seen from a capture."""
 
@@ -130,14 +138,22 @@ class Session(Protocol):
     def birth(self, address: int) -> Birth:
         """When the memory at an address was made."""
 
+    def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
+        """The memory that a segment reads or writes and its pool does not own.
+
+        Returns the pieces whose owner is known, and the addresses of which nobody knows the owner.
+        """
+
 
 class Framework(Protocol):
     """One library on one device."""
 
     name: str
-    device: int
     driver: Driver
     arrays: Arrays
+
+    #: the driver's context that captures and replays need current
+    context: int
 
     #: the handle of this thread's current stream of the device; on the hot path of replay
     current_stream: Callable[[], int]

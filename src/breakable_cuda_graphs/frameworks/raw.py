@@ -67,22 +67,13 @@ class NoArrays:
 
 
 class RawFramework:
-    """The driver alone, on the device of the current context."""
+    """The driver alone, in one context."""
 
     name = "raw"
 
-    def __init__(self, driver: Driver, device: int) -> None:
-        self.driver, self.device = driver, device
+    def __init__(self, driver: Driver, context: int) -> None:
+        self.driver, self.context = driver, context
         self.arrays: Any = NoArrays()
-        self._primary: Any = None
-        self._ensure_context()
-
-    def _ensure_context(self) -> None:
-        """Driver calls need a context; a thread without one gets the device's primary one."""
-        if not int(self.driver.cuCtxGetCurrent()):
-            if self._primary is None:
-                self._primary = self.driver.cuDevicePrimaryCtxRetain(self.device)
-            self.driver.cuCtxSetCurrent(self._primary)
 
     def current_stream(self) -> int:
         cupy = sys.modules.get("cupy")
@@ -101,7 +92,6 @@ class RawFramework:
         return external
 
     def new_pool(self, given: Any) -> RawPool:
-        self._ensure_context()
         return given if isinstance(given, RawPool) else RawPool(self.driver)
 
     def session(
@@ -162,6 +152,9 @@ class RawSession:
 
     def birth(self, address: int) -> base.Birth:
         return base.Birth.OLDER
+
+    def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
+        return [], sorted(survey.addresses())
 
     def leave(self, failed: bool) -> None:
         self._undo.close()

@@ -7,8 +7,11 @@ recorder running while a segment is open.
 
 from __future__ import annotations
 
+import gc
 from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
 
 from .._driver.bindings import Driver
 from .._driver.reading import Survey
@@ -25,8 +28,8 @@ class SimulatedTorch(RawFramework):
 
     name = "simulated torch"
 
-    def __init__(self, driver: Driver, device: int) -> None:
-        super().__init__(driver, device)
+    def __init__(self, driver: Driver, context: int) -> None:
+        super().__init__(driver, context)
         self.arrays = Tensors("cpu")
 
     def current_stream(self) -> int:
@@ -54,6 +57,7 @@ class SimulatedSession(RawSession):
         super().__init__(framework, stream, mode)
         self._recorder = tensors.TensorRecorder(framework.driver.module)
         self._is_recording = False
+        self._older: set[int] | None = None
 
     def begin(self) -> None:
         super().begin()
@@ -68,7 +72,40 @@ class SimulatedSession(RawSession):
         self._stop()
         super().abandon()
 
+    def before_break(self) -> None:
+        if self._older is None:
+            self._older = _storage_addresses()
+
+    def birth(self, address: int) -> base.Birth:
+        if any(storage.data_ptr() == address for storage in list(tensors._made_in_captures)):
+            return base.Birth.POOL
+        if self._older is None or address in self._older:
+            return base.Birth.OLDER
+        return base.Birth.BREAK
+
+    def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
+        owners = dict(_storages())
+        found = []
+        for address in survey.addresses() & owners.keys():
+            tensor = owners[address]
+            kind = Tensors("cpu").kind(tensor)
+            found.append(base.Found(address, tensor.untyped_storage(), kind))
+        return found, []
+
     def _stop(self) -> None:
         if self._is_recording:
             self._is_recording = False
             self._recorder.end()
+
+
+def _storages() -> list[tuple[int, Any]]:
+    """(first address, tensor) of every CPU tensor that Python knows."""
+    return [
+        (thing.untyped_storage().data_ptr(), thing)
+        for thing in gc.get_objects()
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided
+    ]
+
+
+def _storage_addresses() -> set[int]:
+    return {address for address, _ in _storages()}

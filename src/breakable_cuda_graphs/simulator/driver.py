@@ -18,11 +18,13 @@ from typing import Any
 from .bindings129 import Shape129
 from .captures import CaptureCalls, Captures
 from .contexts import ContextCalls, Contexts
-from .execs import ExecCalls, Execs
+from .exec_calls import ExecCalls
+from .execs import Execs
 from .graphs import Graphs
 from .kernels import FunctionCalls
 from .launching import LaunchCalls
 from .memory import Memory, MemoryCalls
+from .parameters import ParameterCalls
 from .streams import StreamCalls, Streams
 from .structs import Structs
 from .templates import TemplateCalls
@@ -40,6 +42,7 @@ class SimulatedDriver(
     LaunchCalls,
     FunctionCalls,
     TemplateCalls,
+    ParameterCalls,
     ExecCalls,
     UserObjectCalls,
 ):

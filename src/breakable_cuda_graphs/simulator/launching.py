@@ -11,8 +11,16 @@ from typing import Any
 
 from .captures import Captures
 from .contexts import Contexts
-from .execs import kernel_attributes
-from .nodes import DEVICE_MEMORY, HOST_MEMORY, UNIFIED_MEMORY, Host, Memcpy, Memset, Place
+from .nodes import (
+    DEVICE_MEMORY,
+    HOST_MEMORY,
+    PRIORITY,
+    UNIFIED_MEMORY,
+    Host,
+    Memcpy,
+    Memset,
+    Place,
+)
 from .streams import Stream, Streams
 from .structs import Structs, attribute_bytes
 from .world import INVALID_VALUE, Calls, Handle, Refusal, address_of, as_int, call
@@ -52,7 +60,7 @@ class LaunchCalls(Calls):
             kernelParams,
             extra,
             stream.context.address,
-            attributes=kernel_attributes(stream.priority),
+            attributes=_attributes_of(stream.priority),
         )
         self.streams.submit(stream, work)
 
@@ -73,7 +81,7 @@ class LaunchCalls(Calls):
             kernelParams,
             extra,
             stream.context.address,
-            attributes=tuple((dict(kernel_attributes(stream.priority)) | given).items()),
+            attributes=tuple((dict(_attributes_of(stream.priority)) | given).items()),
         )
         self.streams.submit(stream, work)
 
@@ -203,3 +211,10 @@ def _device(address: Handle) -> Place:
 
 def _host(address: Any) -> Place:
     return Place(HOST_MEMORY, address_of(address))
+
+
+def _attributes_of(stream_priority: int) -> tuple[tuple[int, bytes], ...]:
+    """What a captured kernel node takes over from its stream."""
+    if not stream_priority:
+        return ()
+    return ((PRIORITY, stream_priority.to_bytes(4, "little", signed=True).ljust(64, b"\0")),)

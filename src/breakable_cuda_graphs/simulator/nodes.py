@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from .kernels import Dim, Launch, SimulatedKernel, run_kernel
@@ -107,6 +107,10 @@ class Kernel(Work):
     def attribute(self, identity: int) -> bytes | None:
         """The raw value of a launch attribute that was set."""
         return dict(self.attributes).get(identity)
+
+    def with_attributes(self, attributes: tuple[tuple[int, bytes], ...]) -> Kernel:
+        """The same launch with other attributes."""
+        return replace(self, attributes=attributes)
 
     def title(self) -> str:
         return self.kernel.name

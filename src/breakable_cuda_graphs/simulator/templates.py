@@ -1,21 +1,21 @@
-"""The calls that build, read and change graphs.
+"""The calls that build, read and change the structure of graphs.
 
 The hard problem: many spellings of few operations. Every typed call is one line of reading its
-struct and one of the few operations below: add a node, set its work, list something in the
-"how many, then give me that many" manner of the driver.
+struct and one of the few operations below: add a node, link two, list something in the driver's
+"how many, then give me that many" manner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from .contexts import Contexts
+from .dot import dot_text
 from .graphs import Edge, Graph, Graphs, Node, link, unlink
 from .nodes import (
     CHILD,
     CONDITIONAL,
-    KERNEL,
     MEM_ALLOC,
     MEM_FREE,
     SWITCH,
@@ -23,27 +23,13 @@ from .nodes import (
     Child,
     Conditional,
     Empty,
-    Host,
-    Kernel,
     MemAlloc,
-    Memcpy,
     MemFree,
-    Memset,
-    RecordEvent,
-    WaitEvent,
     Work,
 )
 from .structs import (
     Structs,
-    attribute_bytes,
-    attribute_struct,
-    fill_host,
-    fill_kernel,
-    fill_memcpy,
-    fill_memset,
-    kernel_struct,
     publish_bodies,
-    show,
 )
 from .world import (
     ILLEGAL_STATE,
@@ -60,8 +46,6 @@ from .world import (
 
 _MOVE = 1  # CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
 _ASSIGN_DEFAULT = 1
-
-W = TypeVar("W", bound=Work)
 
 
 class TemplateCalls(Calls):
@@ -113,7 +97,7 @@ class TemplateCalls(Calls):
         if not isinstance(path, bytes):
             raise TypeError(f"expected bytes, {type(path).__name__} found")
         with open(path, "w", encoding="utf-8") as file:
-            file.write(_dot(self.graphs.live.get(hGraph)))
+            file.write(dot_text(self.graphs.live.get(hGraph)))
 
     # ---- adding nodes
 
@@ -322,7 +306,13 @@ class TemplateCalls(Calls):
 
     @call(1)
     def cuGraphChildGraphNodeGetGraph(self, hNode: Handle) -> Any:
-        return self._work(hNode, Child).graph.handle
+        return self._child_of(hNode).handle
+
+    def _child_of(self, handle: Handle) -> Graph:
+        work = self.graphs.nodes.get(handle).work
+        if not isinstance(work, Child):
+            raise Refusal(INVALID_VALUE)
+        return work.graph
 
     # ---- changing the structure
 
@@ -379,127 +369,8 @@ class TemplateCalls(Calls):
             )
         ]
 
-    # ---- parameters
-
-    def _work(self, handle: Handle, kind: type[W]) -> W:
-        work = self.graphs.nodes.get(handle).work
-        if not isinstance(work, kind):
-            raise Refusal(INVALID_VALUE)
-        return work
-
-    def _set(self, handle: Handle, work: Work) -> None:
-        node = self.graphs.nodes.get(handle)
-        if node.work.kind != work.kind:
-            raise Refusal(INVALID_VALUE)
-        if isinstance(work, Kernel) and isinstance(node.work, Kernel):
-            work = with_attributes(work, node.work.attributes)
-        node.replace(work)
-
-    @call(1)
-    def cuGraphKernelNodeGetParams(self, hNode: Handle) -> Any:
-        work = self._work(hNode, Kernel)
-        return kernel_struct(work, _shown(self.graphs.nodes.get(hNode), work))
-
-    @call()
-    def cuGraphKernelNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.kernel(nodeParams))
-
-    @call(1)
-    def cuGraphMemcpyNodeGetParams(self, hNode: Handle) -> Any:
-        params = types.CUDA_MEMCPY3D()
-        fill_memcpy(params, self._work(hNode, Memcpy))
-        return params
-
-    @call()
-    def cuGraphMemcpyNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.memcpy(nodeParams, self._work(hNode, Memcpy).context))
-
-    @call(1)
-    def cuGraphMemsetNodeGetParams(self, hNode: Handle) -> Any:
-        params = types.CUDA_MEMSET_NODE_PARAMS()
-        fill_memset(params, self._work(hNode, Memset))
-        return params
-
-    @call()
-    def cuGraphMemsetNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.memset(nodeParams, self._work(hNode, Memset).context))
-
-    @call(1)
-    def cuGraphHostNodeGetParams(self, hNode: Handle) -> Any:
-        params = types.CUDA_HOST_NODE_PARAMS()
-        fill_host(params, self._work(hNode, Host))
-        return params
-
-    @call()
-    def cuGraphHostNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.host(nodeParams))
-
-    @call(1)
-    def cuGraphEventRecordNodeGetEvent(self, hNode: Handle) -> Any:
-        return self._work(hNode, RecordEvent).event.handle
-
-    @call()
-    def cuGraphEventRecordNodeSetEvent(self, hNode: Handle, event: Handle) -> None:
-        self._set(hNode, self.structs.record(event))
-
-    @call(1)
-    def cuGraphEventWaitNodeGetEvent(self, hNode: Handle) -> Any:
-        return self._work(hNode, WaitEvent).event.handle
-
-    @call()
-    def cuGraphEventWaitNodeSetEvent(self, hNode: Handle, event: Handle) -> None:
-        self._set(hNode, self.structs.wait(event))
-
-    @call()
-    def cuGraphNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.generic(nodeParams))
-
-    @call(since=13020)
-    def cuGraphNodeSetParams_v2(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.generic(nodeParams))
-
-    @call(1, since=13020)
-    def cuGraphNodeGetParams(self, hNode: Handle) -> Any:
-        return _generic_struct(self.graphs.nodes.get(hNode))
-
-    @call(1)
-    def cuGraphMemAllocNodeGetParams(self, hNode: Handle) -> Any:
-        work = self._work(hNode, MemAlloc)
-        params = types.CUDA_MEM_ALLOC_NODE_PARAMS()
-        params.bytesize, params.dptr = work.size, types.CUdeviceptr(work.address)
-        return params
-
-    @call(1)
-    def cuGraphMemFreeNodeGetParams(self, hNode: Handle) -> Any:
-        return types.CUdeviceptr(self._work(hNode, MemFree).address)
-
-    # ---- attributes of kernel nodes
-
-    @call(1)
-    def cuGraphKernelNodeGetAttribute(self, hNode: Handle, attr: int) -> Any:
-        raw = self._work(hNode, Kernel).attribute(int(attr))
-        return attribute_struct(raw or b"")
-
-    @call()
-    def cuGraphKernelNodeSetAttribute(self, hNode: Handle, attr: int, value: Any) -> None:
-        work = self._work(hNode, Kernel)
-        changed = dict(work.attributes) | {int(attr): attribute_bytes(value)}
-        self.graphs.nodes.get(hNode).replace(with_attributes(work, tuple(changed.items())))
-
-    @call()
-    def cuGraphKernelNodeCopyAttributes(self, dst: Handle, src: Handle) -> None:
-        attributes = self._work(src, Kernel).attributes
-        work = self._work(dst, Kernel)
-        self.graphs.nodes.get(dst).replace(with_attributes(work, attributes))
-
 
 # ---------------------------------------------------------------- helpers
-
-
-def with_attributes(work: Kernel, attributes: tuple[tuple[int, bytes], ...]) -> Kernel:
-    """The same launch with other attributes."""
-    fields = {**work.__dict__, "attributes": attributes}
-    return Kernel(**fields)
 
 
 def _kind(params: Any) -> int:
@@ -520,46 +391,6 @@ def _uses_handle(graph: Graph, handle: int) -> bool:
     return False
 
 
-def _shown(node: Node, work: Kernel) -> Any:
-    if node.shown is None:
-        node.shown = show(work)
-    return node.shown
-
-
-def _generic_struct(node: Node) -> Any:
-    params = types.CUgraphNodeParams()
-    params.type = types.CUgraphNodeType(node.work.kind)
-    work = node.work
-    if isinstance(work, Kernel):
-        fill_kernel(params.kernel, work, _shown(node, work))
-    elif isinstance(work, Memcpy):
-        fill_memcpy(params.memcpy.copyParams, work)
-        params.memcpy.copyCtx = types.CUcontext(work.context)
-    elif isinstance(work, Memset):
-        fill_memset(params.memset, work)
-        params.memset.ctx = types.CUcontext(work.context)
-    elif isinstance(work, Host):
-        fill_host(params.host, work)
-    elif isinstance(work, RecordEvent):
-        params.eventRecord.event = work.event.handle
-    elif isinstance(work, WaitEvent):
-        params.eventWait.event = work.event.handle
-    elif isinstance(work, Child):
-        params.graph.graph = work.graph.handle
-    elif isinstance(work, Conditional):
-        _fill_conditional(params.conditional, node, work)
-    elif not isinstance(work, Empty):
-        raise Refusal(NOT_SUPPORTED)
-    return params
-
-
-def _fill_conditional(params: Any, node: Node, work: Conditional) -> None:
-    params.handle = types.CUgraphConditionalHandle(work.handle)
-    params.type = types.CUgraphConditionalNodeType(work.choice)
-    params.size = len(work.bodies)
-    node.shown = publish_bodies(params, [body.address for body in work.bodies], work.context)
-
-
 def _padded(handles: list[Any], count: int) -> list[Any]:
     return handles + [types.CUgraphNode(0)] * (count - len(handles))
 
@@ -575,27 +406,3 @@ def _nodes(nodes: Sequence[Node], count: int) -> tuple[list[Any], int]:
 def _neighbours(edges: dict[Node, Edge], count: int) -> tuple[list[Any], list[Any], int]:
     handles, number = _nodes(list(edges), count)
     return handles, [edge.struct() for edge in list(edges.values())[:count]], number
-
-
-def _dot(graph: Graph) -> str:
-    lines = ["digraph dot {"]
-    _dot_graph(graph, lines)
-    return "\n".join([*lines, "}", ""])
-
-
-def _dot_graph(graph: Graph, lines: list[str]) -> None:
-    prefix = f"graph_{graph.identity}_node_"
-    lines.append(f"subgraph cluster_{graph.identity} {{")
-    lines.append(f'label="graph_{graph.identity}" graph[style="dashed"];')
-    for node in graph.nodes:
-        shape = "octagon" if node.work.kind == KERNEL else "rectangle"
-        title = node.work.title().replace('"', "'")
-        lines.append(
-            f'"{prefix}{node.local_id}"[style="bold" shape="{shape}" '
-            f'label="{node.local_id}\n{title}"];'
-        )
-        for child in node.work.child_graphs():
-            _dot_graph(child, lines)
-    for source, target, _ in graph.edges():
-        lines.append(f'"{prefix}{source.local_id}" -> "{prefix}{target.local_id}";')
-    lines.append("}")

@@ -115,11 +115,15 @@ class Place:
         return self.over(torch.frombuffer(raw, dtype=torch.uint8).view(self.dtype))
 
 
-def _stand_in(tensor: Any, unwritten: weakref.WeakSet[Any]) -> Any:
+#: Storages made by captured work: at a later capture they hold poison, or values of an old replay.
+_made_in_captures: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _stand_in(tensor: Any) -> Any:
     """A copy to try an operator on. Poison is replaced by values that no operator stumbles over."""
     place = Place.of(tensor)
     flat = torch.zeros(place.span, dtype=place.dtype)
-    if tensor.untyped_storage() in unwritten:
+    if tensor.untyped_storage() in _made_in_captures:
         if place.dtype.is_floating_point or place.dtype.is_complex:
             flat.fill_(1)
     elif place.span:
@@ -252,7 +256,6 @@ class RecordedOperator:
         flat: list[Any],
         spec: Any,
         fresh: list[Any],
-        unwritten: weakref.WeakSet[Any],
         owned: weakref.WeakSet[Any],
     ) -> None:
         self._driver = driver
@@ -268,7 +271,6 @@ class RecordedOperator:
         # What was made during the capture lives as long as a node that uses it.
         self._kept = [t.untyped_storage() for t in inputs if t.untyped_storage() in owned]
         self._kept += [tensor.untyped_storage() for tensor in fresh]
-        self._unwritten = unwritten
         self.addresses = [int(tensor.data_ptr()) for tensor in (*inputs, *fresh)]
 
     def kernel(self) -> SimulatedKernel:
@@ -290,8 +292,6 @@ class RecordedOperator:
                     _poison(output)
                 return
             self._compute(inputs, outputs)
-            for storage in self._kept:
-                self._unwritten.discard(storage)
 
     def _compute(self, inputs: tuple[int, ...], outputs: list[Any]) -> None:
         flat: list[Any] = list(self._rest)
@@ -394,13 +394,13 @@ class TensorRecorder:
         """New memory: the capture's own, and poisoned."""
         for tensor in _tensors(value):
             self._owned.add(tensor.untyped_storage())
-            _unwritten.add(tensor.untyped_storage())
+            _made_in_captures.add(tensor.untyped_storage())
             _poison(tensor)
         return value
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))
-        trial = [_stand_in(v, _unwritten) if isinstance(v, torch.Tensor) else v for v in flat]
+        trial = [_stand_in(v) if isinstance(v, torch.Tensor) else v for v in flat]
         with _same_random_state(flat) as drew:
             trial_args, trial_kwargs = pytree.tree_unflatten(trial, spec)
             outcome = func(*trial_args, **trial_kwargs)
@@ -415,7 +415,7 @@ class TensorRecorder:
         return _returned(func, outcome, written)
 
     def _launch(self, func: Any, flat: list[Any], spec: Any, new: list[Any]) -> None:
-        recorded = RecordedOperator(self._driver, func, flat, spec, new, _unwritten, self._owned)
+        recorded = RecordedOperator(self._driver, func, flat, spec, new, self._owned)
         kernel = recorded.kernel()
         arguments = (tuple(recorded.addresses), kernel.parameters)
         (code,) = self._driver.cuLaunchKernel(
@@ -442,10 +442,6 @@ class TensorRecorder:
     def _error(self, code: int, what: str) -> RuntimeError:
         text = self._driver.cuGetErrorString(code)[1].decode()
         return RuntimeError(f"CUDA error: {text} ({what})")
-
-
-#: Storages that hold poison: made during a capture and not yet written by a replay.
-_unwritten: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _returned(func: Any, outcome: Any, written: dict[str, Any]) -> Any:

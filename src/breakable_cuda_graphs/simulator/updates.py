@@ -13,7 +13,6 @@ from typing import NamedTuple
 from .graphs import Graph, Node
 from .memory import Memory
 from .nodes import COOPERATIVE, PRIORITY, Child, Conditional, Kernel, Memcpy, Memset, Place, Work
-from .templates import with_attributes
 
 # CUgraphExecUpdateResult
 DONE = 0
@@ -132,7 +131,7 @@ class Rules:
 def keep_attributes(old: Work, new: Work) -> Work:
     """An executable's launch attributes (cluster dimensions among them) never change."""
     if isinstance(old, Kernel) and isinstance(new, Kernel):
-        return with_attributes(new, old.attributes)
+        return new.with_attributes(old.attributes)
     return new
 
 

@@ -74,10 +74,10 @@ class Books:
             _discard(capturing.end(self.driver, self.stream))
         try:
             self._end_dummy(inside)
-        except RuntimeError:
+        except Exception:  # a shell that never began answers with anything, not only RuntimeError
             if self._stage != _OPENING:
                 raise
-            self._undo_half_begun()
+            self._free_generators()
         finally:
             self._closed()
 
@@ -100,10 +100,15 @@ class Books:
     def _is_capturing(self) -> bool:
         return capturing.status(self.driver, self.stream) is not Status.NONE
 
-    def _undo_half_begun(self) -> None:
-        """`capture_begin` failed before it knew its stream: only generators can be switched on."""
+    def _free_generators(self) -> None:
+        """`capture_begin` failed before it had a stream: it may have left generators in capture."""
         for generator in (*self._generators, torch.cuda.default_generators[_device()]):
-            generator.graphsafe_set_state(generator.clone_state())
+            offset = generator.get_offset()
+            try:
+                torch.empty(1, device=generator.device).uniform_(generator=generator)
+            except RuntimeError:  # "Offset increment outside graph capture": it is stuck
+                generator.graphsafe_set_state(generator.clone_state())
+            generator.set_offset(offset)
 
     def _closed(self) -> None:
         if self._stage != _CLOSED:

@@ -12,7 +12,9 @@ two captures at once cannot both draw, and what refills the tensors has to be or
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -28,15 +30,89 @@ _WRAP = 1 << 64
 #: torch before 2.12 shares one flag and one pair of tensors between all captures of a generator.
 SHARED_TENSORS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
 
-
-def _offset_inside(generator: Any) -> int:
-    """The offset within the open capture (`get_offset` refuses to be called there)."""
-    return int(generator.get_state().numpy().view(numpy.uint64)[1])
+#: How long a replay waits for another thread's open segment, in seconds, before it is refused.
+_PATIENCE = 10.0
 
 
-def _set_inside(generator: Any, seed: int, offset: int) -> None:
-    words = numpy.array([seed % _WRAP, offset], dtype=numpy.uint64)
-    generator.set_state(torch.from_numpy(words.view(numpy.uint8)))
+class Draws:
+    """All generators of one block: the device's default one, and those registered with it."""
+
+    def __init__(
+        self, driver: Driver, device: int, stream: Any, generators: tuple[Any, ...]
+    ) -> None:
+        default = torch.cuda.default_generators[device]
+        self.registered = tuple(g for g in generators if g is not default)
+        self.generators = (default, *self.registered)
+        self._driver, self._stream = driver, stream
+        self._traffic = traffic(driver, device)
+        with self._traffic.lock:
+            self._counters = [_Counter(g) for g in self.generators]
+        self._offsets_of_host: list[int] = []
+        self.is_guest = False  # another capture had these generators when this segment began
+        self.is_spoilt = False  # another capture drew from them while this one was open
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Around the opening of a segment's capture on the stream."""
+        for counter in self._counters:
+            counter.begin()
+        with self._traffic.opening(self, self._stream):
+            yield
+        if self.is_guest:
+            self._offsets_of_host = [_offset_inside(g) for g in self.generators]
+        else:
+            for counter in self._counters:
+                counter.opened()
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Around the end of a capture and of torch's books: no other capture may open in between."""
+        with self._traffic.closing(self, self._stream):
+            yield
+
+    def ending(self) -> list[int]:
+        """Inside the capture, just before its end: how much each generator has drawn."""
+        if self.is_guest:
+            return [0] * len(self._counters)
+        return [counter.ending() for counter in self._counters]
+
+    def judge(self, survey: Survey | None, used: list[int]) -> tuple[bool, Exception | None]:
+        """Whether the segment needs torch's refill at replay, and whether that can be right.
+
+        The offset alone does not tell: a checkpoint draws and puts the offset back.
+        """
+        if survey is None:
+            return False, None
+        reads = bool(generator_words(survey.kernel_words()))
+        if reads and self.is_guest and not self._traffic.spoil_hosts(self):
+            for generator, offset in zip(self.generators, self._offsets_of_host, strict=True):
+                _set_inside(generator, generator.initial_seed(), offset)
+        if reads and (self.is_guest or self.is_spoilt):
+            return True, errors.two_captures_draw()
+        return reads or any(used), None
+
+    def closed(self, used: list[int]) -> None:
+        """The segment's capture is over and torch's books are closed."""
+        for counter, drawn in zip(self._counters, used, strict=True):
+            counter.closed(drawn)
+
+    def runner(self, shell: Any, used: list[int]) -> DrawingRunner:
+        """What replays a segment that draws."""
+        shifts = [
+            (counter.view, counter.start, drawn)
+            for counter, drawn in zip(self._counters, used, strict=True)
+        ]
+        return DrawingRunner(self._traffic, shell, shifts)
+
+    def nodes_so_far(self) -> int:
+        """How many nodes the open capture has; tells whether it has gone on since."""
+        graph = self._driver.capture_info(self._stream).graph
+        return -1 if graph is None else len(self._driver.graph_nodes(graph))
+
+    def finish(self, failed: bool) -> None:
+        """At the end of the block, outside any capture."""
+        for counter in self._counters:
+            counter.finish(failed)
 
 
 class _Counter:
@@ -85,106 +161,46 @@ class _Counter:
             self.view.set_offset(max(0, self.view.get_offset() - self._captured))
 
 
-class Draws:
-    """All generators of one block."""
+def _offset_inside(generator: Any) -> int:
+    """The offset within the open capture (`get_offset` refuses to be called there)."""
+    return int(generator.get_state().numpy().view(numpy.uint64)[1])
 
-    def __init__(self, driver: Driver, device: int, generators: tuple[Any, ...]) -> None:
-        self.driver = driver
-        default = torch.cuda.default_generators[device]
-        extra = tuple(g for g in generators if g is not default)
-        self.registered = extra
-        self._counters = [_Counter(g) for g in (default, *extra)]
-        self._device = device
-        self._overlap = _Overlap(device)
 
-    def begin(self, stream: Any) -> None:
-        """Before a capture opens on a stream: its opening refills tensors that replays read."""
-        for counter in self._counters:
-            counter.begin()
-        if SHARED_TENSORS:
-            _refills(self.driver, self._device).order_after(int(stream), stream)
-        self._overlap.enter()
-
-    def opened(self) -> None:
-        for counter in self._counters:
-            counter.opened()
-
-    def ending(self) -> list[int]:
-        return [counter.ending() for counter in self._counters]
-
-    def judge(self, survey: Survey | None, used: list[int]) -> tuple[bool, Exception | None]:
-        """Whether the segment needs torch's refill at replay, and whether that can be right.
-
-        The offset alone does not tell: a checkpoint draws and puts the offset back.
-        """
-        overlapped = self._overlap.leave()
-        if survey is None:
-            return False, None
-        reads = any(_has_state(words) for words in survey.kernel_words())
-        if SHARED_TENSORS and overlapped:
-            return reads, errors.two_captures_draw() if reads else None
-        return reads or any(used), None
-
-    def closed(self, used: list[int]) -> None:
-        for counter, drawn in zip(self._counters, used, strict=True):
-            counter.closed(drawn)
-
-    def runner(self, shell: Any, used: list[int]) -> DrawingRunner:
-        shifts = [
-            (counter.view, counter.start, drawn)
-            for counter, drawn in zip(self._counters, used, strict=True)
-        ]
-        return DrawingRunner(self.driver, self._device, shell, shifts)
-
-    def abandoned(self) -> None:
-        self._overlap.leave()
-
-    def finish(self, stream: Any, failed: bool) -> None:
-        """At the end of the block, outside any capture."""
-        for counter in self._counters:
-            counter.finish(failed)
-        if SHARED_TENSORS:
-            _refills(self.driver, self._device).record(int(stream), stream)
+def _set_inside(generator: Any, seed: int, offset: int) -> None:
+    words = numpy.array([seed % _WRAP, offset], dtype=numpy.uint64)
+    generator.set_state(torch.from_numpy(words.view(numpy.uint8)))
 
 
 class DrawingRunner:
     """Replays one segment that draws: shift the generator's base, torch's refill, one launch."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        device: int,
-        shell: Any,
-        shifts: list[tuple[Any, int, int]],
-    ) -> None:
-        self._driver, self._device = driver, device
+    def __init__(self, traffic: Traffic, shell: Any, shifts: list[tuple[Any, int, int]]) -> None:
+        self._traffic = traffic
         self._shell: Any = shell
-        self._shifts = shifts
+        self._shifts = shifts  # (generator, offset at capture, draws) of each generator
         shell.instantiate()
 
     @property
     def raw_exec(self) -> Any:
+        """The executable that torch launches."""
         return self._shell.raw_cuda_graph_exec()
 
+    @property
+    def raw_graph(self) -> Any:
+        """The graph it was made from; ours is its only node, a child (see `Books.close`)."""
+        return self._shell.raw_cuda_graph()
+
     def replay(self) -> None:
-        if SHARED_TENSORS:
-            if _open_on(self._device):
-                raise errors.draw_during_capture()
-            mark = _refills(self._driver, self._device)
-            handle = torch._C._cuda_getCurrentRawStream(self._device)
-            stream = types.CUstream(handle)
-            mark.order_after(handle, stream)
-        ends = []
-        for view, start, used in self._shifts:
-            offset = view.get_offset()
-            view.set_offset((offset - start) % _WRAP)
-            ends.append((view, (offset + used) % _WRAP))
-        self._shell.replay()
-        for view, end in ends:
-            if view.get_offset() != end:
-                view.set_offset(end)
-        if SHARED_TENSORS:
-            mark.record(handle, stream)
+        with self._traffic.replaying():
+            ends = []
+            for view, start, used in self._shifts:
+                offset = view.get_offset()
+                view.set_offset((offset - start) % _WRAP)
+                ends.append((view, (offset + used) % _WRAP))
+            self._shell.replay()
+            for view, end in ends:
+                if view.get_offset() != end:
+                    view.set_offset(end)
 
     def close(self) -> None:
         shell, self._shell = self._shell, None
@@ -195,10 +211,10 @@ class DrawingRunner:
 # ---------------------------------------------------------------- what the kernels read
 
 
-def _has_state(words: list[int]) -> bool:
-    """Whether a kernel is handed a generator's device state.
+def _state_at(words: list[int]) -> int:
+    """Where a kernel's arguments hold a generator's device state; -1 if nowhere.
 
-    It gets a `PhiloxCudaState` by value: two pointers, the offset inside the graph, and a flag that
+    It is a `PhiloxCudaState` by value: two pointers, the offset inside the graph, and a flag that
     is 1 (ATen/cuda/detail/PhiloxCudaStateRaw.cuh). Something else of that shape only costs speed.
     """
     for at in range(len(words) - 3):
@@ -210,8 +226,18 @@ def _has_state(words: list[int]) -> bool:
             and _is_block(seed)
             and _is_block(offset)
         ):
-            return True
-    return False
+            return at
+    return -1
+
+
+def generator_words(kernels: Iterable[list[int]]) -> set[int]:
+    """The addresses of generator states among the arguments of kernels."""
+    found: set[int] = set()
+    for words in kernels:
+        at = _state_at(words)
+        if at >= 0:
+            found.update(words[at : at + 2])
+    return found
 
 
 def _is_block(word: int) -> bool:
@@ -221,40 +247,105 @@ def _is_block(word: int) -> bool:
 
 # ---------------------------------------------------------------- captures at the same time
 
-_lock = threading.Lock()
-_open: dict[int, set[_Overlap]] = {}
-_marks: dict[tuple[int, int], CompletionMark] = {}
 
+class Traffic:
+    """Keeps apart what uses a device's generators up to torch 2.11: captures and replays.
 
-class _Overlap:
-    """Knows whether another capture of the device was open at the same time as this one."""
+    An opening fills the generators' tensors on its stream just before the capture begins, where no
+    event can be recorded behind it until the segment has ended. So while a segment is open in another
+    thread, a replay that draws waits for its end; both then follow each other through one mark.
 
-    def __init__(self, device: int) -> None:
+    A generator serves one capture. The first that is open has it; a later one, the guest, is begun
+    and ended with a copy of the state in its place, so that it takes nothing from the first, and is
+    refused if it draws.
+    """
+
+    def __init__(self, driver: Driver, device: int) -> None:
         self._device = device
-        self._seen = False
+        self._mark = CompletionMark(driver)
+        self._open: dict[Draws, int] = {}  # -> the thread that opened it
+        self._nodes_of_hosts: dict[Draws, dict[Draws, int]] = {}  # when the guest opened
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
 
-    def enter(self) -> None:
-        with _lock:
-            others = _open.setdefault(self._device, set())
-            self._seen = bool(others)
-            for other in others:
-                other._seen = True
-            others.add(self)
+    @contextlib.contextmanager
+    def opening(self, draws: Draws, stream: Any) -> Iterator[None]:
+        """Around the opening of a segment's capture."""
+        if not SHARED_TENSORS:
+            yield
+            return
+        with self._changed:
+            self._mark.order_after(int(stream), stream)
+            hosts = {other: other.nodes_so_far() for other in self._open if not other.is_guest}
+            draws.is_guest, draws.is_spoilt = bool(hosts), False
+            self._open[draws] = threading.get_ident()
+            self._nodes_of_hosts[draws] = hosts
+            with _copies_in_place(draws.generators if draws.is_guest else ()):
+                yield
 
-    def leave(self) -> bool:
-        with _lock:
-            _open.get(self._device, set()).discard(self)
-        return self._seen
+    @contextlib.contextmanager
+    def closing(self, draws: Draws, stream: Any) -> Iterator[None]:
+        """Around the end of a segment: what follows on other streams follows its refill."""
+        if not SHARED_TENSORS:
+            yield
+            return
+        with self._changed:
+            try:
+                yield
+            finally:
+                self._nodes_of_hosts.pop(draws, None)
+                if self._open.pop(draws, None) is not None:
+                    self._changed.notify_all()
+                    self._mark.record(int(stream), stream)
+
+    def spoil_hosts(self, guest: Draws) -> bool:
+        """A guest has drawn from generators that another open capture has: whether that is lost.
+
+        One whose capture has not gone on since cannot have drawn in between; the guest puts its
+        offset back. Any other cannot be right any more.
+        """
+        spoilt = False
+        for host, nodes in self._nodes_of_hosts.get(guest, {}).items():
+            if host in self._open and host.nodes_so_far() != nodes:
+                host.is_spoilt = spoilt = True
+        return spoilt
+
+    @contextlib.contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Around the refill and launch of a replay."""
+        if not SHARED_TENSORS:
+            yield
+            return
+        handle = torch._C._cuda_getCurrentRawStream(self._device)
+        stream = types.CUstream(handle)
+        with self._changed:
+            own = threading.get_ident() in self._open.values()
+            if own or not self._changed.wait_for(lambda: not self._open, _PATIENCE):
+                raise errors.draw_during_capture()
+            self._mark.order_after(handle, stream)
+            yield
+            self._mark.record(handle, stream)
 
 
-def _open_on(device: int) -> bool:
-    return bool(_open.get(device))
+@contextlib.contextmanager
+def _copies_in_place(generators: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, the generators have copies of their states; afterwards their own again."""
+    own = [(generator, generator.graphsafe_get_state()) for generator in generators]
+    for generator, _ in own:
+        generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        for generator, state in own:
+            generator.graphsafe_set_state(state)
 
 
-def _refills(driver: Driver, device: int) -> CompletionMark:
-    """The last work that refilled or read the generators' shared tensors of a device."""
+_traffic: dict[tuple[int, int], Traffic] = {}
+
+
+def traffic(driver: Driver, device: int) -> Traffic:
+    """The one object of a device."""
     key = (id(driver), device)
-    mark = _marks.get(key)
-    if mark is None:
-        mark = _marks.setdefault(key, CompletionMark(driver))
-    return mark
+    if key not in _traffic:
+        _traffic.setdefault(key, Traffic(driver, device))
+    return _traffic[key]

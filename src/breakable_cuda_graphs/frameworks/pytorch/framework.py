@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 
-from ..._driver import reading, release
+from ..._driver import capturing, contexts, reading, release
 from ..._driver.bindings import Driver, types
+from ..._driver.capturing import Status
 from ..._driver.handles import GraphView
 from ..._driver.reading import Survey
 from ...streams import as_handle
 from .. import base
-from . import modes
+from . import inputs, modes
 from .books import Books
-from .draws import Draws
-from .pools import TorchPool, own_workspace, pool_for
+from .draws import Draws, generator_words
+from .pools import TorchPool, in_workspace, own_workspace, pool_for
+from .stray import watch
 from .tensors import Tensors
 
 #: Below this share of free device memory, cached blocks are given back before a capture: inside it
@@ -40,6 +42,7 @@ class TorchFramework:
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver, self.device = driver, device
+        self.context = contexts.primary(driver, device)
         self.arrays: base.Arrays = Tensors("cuda")
         # `torch.cuda.current_stream().cuda_stream` is 40 times slower than the raw call.
         self.current_stream: Callable[[], int] = functools.partial(
@@ -93,6 +96,7 @@ class TorchSession:
         self._books: Books | None = None
         self._older: set[int] | None = None  # blocks in use when the first break began
         self._pool_seen = False
+        self._seen: set[int] = set()  # addresses that were looked up already
 
     def enter(self) -> None:
         device = self.framework.device
@@ -101,30 +105,41 @@ class TorchSession:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
         own_workspace(device, self.external)
-        self._draws = Draws(self.driver, device, self._generators)
+        self._draws = Draws(self.driver, device, self.stream, self._generators)
         self._undo.enter_context(torch.cuda.stream(self.external))
+        stray = watch(self._is_captured)
+        if stray is not None:
+            self._undo.enter_context(stray)
+
+    def _is_captured(self) -> bool:
+        """Whether work on the current stream is captured, or no segment is open now."""
+        if self._books is None:
+            return True
+        current = self.framework.current_stream()
+        return current == int(self.stream) or (
+            capturing.status(self.driver, types.CUstream(current)) is not Status.NONE
+        )
 
     def begin(self) -> None:
         draws = self._draws
         assert draws is not None
         modes.clear_weight_cache()
-        draws.begin(self.stream)
         self._books = Books(
             self.driver, int(self.stream), self.pool.identity, self.mode, draws.registered
         )
-        with self._current():
+        with self._current(), draws.opening():
             self._books.open()
-            draws.opened()
 
     def end(self, survey: Survey | None) -> base.Captured:
         books, draws = self._books, self._draws
         assert books is not None
         assert draws is not None
-        with self._current():
-            modes.clear_weight_cache()
-            used = draws.ending()
+        modes.clear_weight_cache()
+        with self._current(), draws.closing():
+            # A capture that is lost cannot be asked for its offsets any more.
+            used = [0] * len(draws.generators) if survey is None else draws.ending()
             draw, problem = draws.judge(survey, used)
-            if not draw:
+            if not draw or problem is not None:
                 used = [0] * len(used)
             if draw and survey is not None and reading.CONDITIONAL in survey.kinds:
                 return self._end_by_torch(books, draws, used)
@@ -151,8 +166,7 @@ class TorchSession:
         if books is None:
             return
         assert self._draws is not None
-        self._draws.abandoned()
-        with self._current():
+        with self._current(), self._draws.closing():
             books.close()
         self.pool.take_shell(books.shell)
 
@@ -179,10 +193,25 @@ class TorchSession:
             return base.Birth.OLDER
         return base.Birth.BREAK
 
+    def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
+        addresses = survey.addresses() - self._seen
+        self._seen |= addresses
+        addresses -= generator_words(survey.kernel_words())
+        if not addresses:
+            return [], []
+        return inputs.find(self.driver, self.framework.device, addresses, self._is_ours)
+
+    def _is_ours(self, address: int) -> bool:
+        """Memory of the pool, or of the stream's cuBLAS workspaces."""
+        if self.pool.contains(address) or in_workspace(int(self.stream), address):
+            return True
+        self.pool.look()
+        return self.pool.contains(address)
+
     def leave(self, failed: bool) -> None:
         try:
             if self._draws is not None:
-                self._draws.finish(self.stream, failed)
+                self._draws.finish(failed)
         finally:
             self._undo.close()
             modes.clear_weight_cache()

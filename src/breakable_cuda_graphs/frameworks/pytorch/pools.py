@@ -77,31 +77,57 @@ class TorchPool:
         """Read the pool's segments from the allocator (a quarter of a millisecond)."""
         self._ranges = [
             (segment["address"], segment["address"] + segment["total_size"])
-            for segment in torch.cuda.memory_snapshot(self.identity)
+            for segment in snapshot(self.identity)
             if segment["device"] == self.device
         ]
 
     def __del__(self, later: Any = release.later) -> None:
-        remains = _Remains(self.driver, self.mark, self._streams, self._anchor, self._keep)
-        later(self._epoch, remains)
+        if later is not None:  # at the end of the interpreter nothing is released
+            remains = _Remains(self.identity, self.mark, self._streams, self._anchor, self._keep)
+            later(self._epoch, remains)
 
 
 class _Remains:
-    """What is given back when the last sequence of a pool has gone."""
+    """What is given back when the last sequence of a pool has gone.
+
+    While tensors still live in the pool its anchor stays: torch refuses to open an id again whose
+    last graph has gone but whose memory has not. A sequence that is given the id takes over.
+    """
 
     def __init__(
-        self, driver: Driver, mark: CompletionMark, streams: Any, anchor: Any, keep: Any
+        self, identity: tuple[int, int], mark: CompletionMark, stream: Any, anchor: Any, keep: Any
     ) -> None:
-        self._driver, self._mark, self._streams = driver, mark, streams
-        self._anchor, self._keep = anchor, keep
+        self.identity, self._mark = identity, mark
+        self.stream, self.anchor, self._keep = stream, anchor, keep
 
     def __call__(self) -> None:
         self._mark.close()
-        if self._streams is not None:
-            _idle.setdefault(self._streams.device, []).append(self._streams)
-        if self._anchor is not None:
-            self._anchor.reset()
-        self._anchor = self._keep = None
+        if self.anchor is not None and _is_in_use(self.identity):
+            _dormant[self.identity] = self
+        else:
+            self.release()
+
+    def release(self) -> None:
+        """No tensor and no sequence is left."""
+        if self.stream is not None:
+            _idle.setdefault(self.stream.device, []).append(self.stream)
+        if self.anchor is not None:
+            self.anchor.reset()
+        self.stream = self.anchor = self._keep = None
+
+
+_dormant: dict[tuple[int, int], _Remains] = {}
+
+
+def _release_dormant() -> None:
+    """Give back the pools whose last tensor has died since."""
+    for identity, remains in list(_dormant.items()):
+        if not _is_in_use(identity) and _dormant.pop(identity, None) is remains:
+            remains.release()
+
+
+def _is_in_use(identity: tuple[int, int]) -> bool:
+    return any(segment["active_size"] for segment in snapshot(identity))
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
@@ -130,6 +156,10 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
         pool = _pools.get((device, *identity))
         if pool is None:
             pool = _pools[(device, *identity)] = TorchPool(driver, device, identity, keep)
+            release.drain()
+            dormant = _dormant.pop(identity, None)
+            if dormant is not None:
+                pool._streams, pool._anchor = dormant.stream, dormant.anchor
         return pool
 
 
@@ -152,6 +182,7 @@ _idle: dict[int, list[_CaptureStream]] = {}
 def _take_stream(driver: Driver, device: int) -> _CaptureStream:
     """A stream of a pool that has gone, with its workspace, or a new one."""
     release.drain()
+    _release_dormant()
     try:
         return _idle[device].pop()
     except (KeyError, IndexError):
@@ -163,6 +194,7 @@ def _take_stream(driver: Driver, device: int) -> _CaptureStream:
 
 
 _workspace_pools: dict[int, tuple[int, int]] = {}  # capture stream -> its workspace pool
+_workspace_ranges: dict[int, list[tuple[int, int]]] = {}
 
 
 def own_workspace(device: int, stream: Any) -> None:
@@ -184,8 +216,18 @@ def own_workspace(device: int, stream: Any) -> None:
             _products(device, torch.is_grad_enabled())
         finally:
             torch._C._cuda_endAllocateToPool(device, pool)
-    if before == 0 == _active_bytes(pool):
-        warnings.warn(errors.WORKSPACE_ELSEWHERE, errors.WorkspaceWarning, stacklevel=6)
+    if before == 0:
+        segments = snapshot(pool)
+        _workspace_ranges[handle] = [
+            (segment["address"], segment["address"] + segment["total_size"]) for segment in segments
+        ]
+        if not any(segment["active_size"] for segment in segments):
+            warnings.warn(errors.WORKSPACE_ELSEWHERE, errors.WorkspaceWarning, stacklevel=6)
+
+
+def in_workspace(stream: int, address: int) -> bool:
+    """Whether an address lies in the workspaces of a capture stream."""
+    return any(start <= address < end for start, end in _workspace_ranges.get(stream, ()))
 
 
 def _products(device: int, grad: bool) -> None:
@@ -197,6 +239,13 @@ def _products(device: int, grad: bool) -> None:
             torch.autograd.grad(result.sum(), left)
 
 
-def _active_bytes(pool: tuple[int, int]) -> int:
-    """What is in use in a pool: after the products, the workspaces and nothing else."""
-    return sum(int(segment["active_size"]) for segment in torch.cuda.memory_snapshot(pool))
+def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    """The segments of a pool.
+
+    In torch 2.11 the call gives up a reference of each number in the pool's id that it never took,
+    and ids above 256 are ordinary objects, freed too early then. So it is given one each time.
+    """
+    for number in pool:
+        release.leak(number)
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool)
+    return segments

@@ -1,0 +1,57 @@
+"""Which context a thread's driver calls go to.
+
+The hard problem: the CUDA runtime makes the primary context current by itself, the driver does not.
+A thread that never touched CUDA has none, and a thread that works in a context of its own must get
+it back. So a capture or replay makes its own context current where there is none, and says so where
+there is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from . import bindings
+
+_retained: dict[tuple[int, int], int] = {}
+
+
+def current(driver: bindings.Driver) -> int:
+    """The handle of the calling thread's context; 0 if it has none."""
+    return int(driver.cuCtxGetCurrent())
+
+
+def primary(driver: bindings.Driver, device: int) -> int:
+    """The primary context of a device; retained once and kept, as the runtime does."""
+    key = (id(driver), device)
+    if key not in _retained:
+        _retained[key] = int(driver.cuDevicePrimaryCtxRetain(device))
+    return _retained[key]
+
+
+def of_stream(driver: bindings.Driver, handle: int) -> int:
+    """The context that a stream was made in."""
+    return int(driver.cuStreamGetCtx(bindings.types.CUstream(handle)))
+
+
+def ensure(driver: bindings.Driver, context: int) -> bool:
+    """Make a context current in a thread that has none; whether it is current now."""
+    now = current(driver)
+    if not now:
+        driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
+    return now in (0, context)
+
+
+@contextlib.contextmanager
+def made_current(driver: bindings.Driver, context: int) -> Iterator[None]:
+    """Inside, the context is current; a thread that had another has it again afterwards."""
+    before = current(driver)
+    if before == context:
+        yield
+        return
+    driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
+    try:
+        yield
+    finally:
+        if before:  # a thread that had none keeps it, as with the runtime
+            driver.cuCtxSetCurrent(bindings.types.CUcontext(before))

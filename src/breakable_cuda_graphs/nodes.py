@@ -1,0 +1,599 @@
+"""Nodes of a graph as typed values, and the arguments of kernels.
+
+The hard problem: kernel arguments have sizes and no types, so none are guessed; and what was read
+must stay what it was, whatever is edited or released later. A node is therefore a value: it holds
+copies, compares by which node it is (not by what it shows), and is asked again with `graph.nodes`.
+
+    for node in graph.nodes:
+        match node:
+            case KernelNode():
+                print(node.name, node.grid, node.block, [arg.data for arg in node.args])
+            case MemcpyNode(src=src, dst=dst, nbytes=nbytes):
+                print(hex(src), hex(dst), nbytes)
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from . import errors
+from ._driver import works
+from .demangling import demangled
+
+if TYPE_CHECKING:
+    from .graph import Graph
+    from .templates import Snapshot, State, Template
+
+__all__ = [
+    "Address",
+    "Arg",
+    "BatchMemOpNode",
+    "ChildNode",
+    "ConditionalNode",
+    "Edge",
+    "EmptyNode",
+    "EventRecordNode",
+    "EventWaitNode",
+    "HostNode",
+    "KernelNode",
+    "MemAllocNode",
+    "MemFreeNode",
+    "MemcpyNode",
+    "MemsetNode",
+    "Node",
+    "UnknownNode",
+]
+
+Dim = tuple[int, int, int]
+
+
+# ---------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a kernel: its place, its size in bytes, and a copy of its bytes.
+
+    The driver knows no types. The `as_` methods read the bytes as a type of your choice; without
+    `at` the argument must be just that large, with `at` they read that many bytes into a structure.
+    """
+
+    index: int
+    offset: int
+    size: int
+    data: bytes
+
+    def _read(self, code: str, at: int | None) -> Any:
+        size = struct.calcsize(code)
+        start = at or 0
+        if (at is None and size != self.size) or start < 0 or start + size > self.size:
+            raise errors.argument_read_wrongly(self.index, self.size, size, at)
+        return struct.unpack_from("<" + code, self.data, start)[0]
+
+    def as_pointer(self, at: int | None = None) -> int:
+        """An address."""
+        return int(self._read("Q", at))
+
+    def as_bool(self, at: int | None = None) -> bool:
+        return bool(self._read("?", at))
+
+    def as_int8(self, at: int | None = None) -> int:
+        return int(self._read("b", at))
+
+    def as_int16(self, at: int | None = None) -> int:
+        return int(self._read("h", at))
+
+    def as_int32(self, at: int | None = None) -> int:
+        return int(self._read("i", at))
+
+    def as_int64(self, at: int | None = None) -> int:
+        return int(self._read("q", at))
+
+    def as_uint8(self, at: int | None = None) -> int:
+        return int(self._read("B", at))
+
+    def as_uint16(self, at: int | None = None) -> int:
+        return int(self._read("H", at))
+
+    def as_uint32(self, at: int | None = None) -> int:
+        return int(self._read("I", at))
+
+    def as_uint64(self, at: int | None = None) -> int:
+        return int(self._read("Q", at))
+
+    def as_float16(self, at: int | None = None) -> float:
+        return float(self._read("e", at))
+
+    def as_float32(self, at: int | None = None) -> float:
+        return float(self._read("f", at))
+
+    def as_float64(self, at: int | None = None) -> float:
+        return float(self._read("d", at))
+
+    def as_struct(self, kind: Any) -> Any:
+        """An instance of a `ctypes` structure of the argument's size."""
+        import ctypes
+
+        if ctypes.sizeof(kind) != self.size:
+            raise errors.argument_read_wrongly(self.index, self.size, ctypes.sizeof(kind), None)
+        return kind.from_buffer_copy(self.data)
+
+    def __repr__(self) -> str:
+        shown = self.data[:16].hex(" ") + (" ..." if self.size > 16 else "")
+        return f"Arg({self.index}, offset={self.offset}, size={self.size}, {shown})"
+
+
+class Address(NamedTuple):
+    """A word inside an argument that is the address of known memory.
+
+    `offset` is the word's place in the argument, in bytes; `what` says whose memory it is: an
+    argument of a break, an input, a block of the pool, or other memory of the device.
+    """
+
+    argument: int
+    offset: int
+    value: int
+    what: str
+
+
+# ---------------------------------------------------------------- nodes
+
+
+class Node:
+    """One node of a graph, as it was when it was looked at."""
+
+    __slots__ = ("_enabled", "_handle", "_notes", "_serial", "_snapshot", "_template", "_work")
+
+    kind: ClassVar[str] = "node"
+
+    def __init__(self, template: Template, state: State, snapshot: Snapshot | None) -> None:
+        self._template, self._snapshot = template, snapshot
+        self._handle, self._work, self._serial, self._notes, self._enabled = state
+
+    @property
+    def handle(self) -> int:
+        """The driver's CUgraphNode, as a number. The graph owns it."""
+        return int(self._handle)
+
+    @property
+    def type_id(self) -> int:
+        """CUgraphNodeType."""
+        work = self._work
+        return work.type_id if isinstance(work, works.Unknown) else work.kind
+
+    @property
+    def label(self) -> str:
+        """The name of a kernel, the kind of any other node."""
+        return self.kind
+
+    @property
+    def enabled(self) -> bool:
+        """False for a node that the executable which runs this graph skips."""
+        return self._enabled
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The `annotate` blocks that the node was captured in, from the outermost in."""
+        return self._notes.scopes
+
+    @property
+    def scope(self) -> str:
+        """The same in one line: "model/layer 3"."""
+        return "/".join(self._notes.scopes)
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The Python lines that captured it ("file.py:12 in step"), the innermost last.
+
+        Empty unless the capture was told to keep them (`record_stacks=True`).
+        """
+        return self._notes.stack
+
+    @property
+    def predecessors(self) -> tuple[Node, ...]:
+        """The nodes that this one waits for."""
+        return self._neighbours()[0]
+
+    @property
+    def successors(self) -> tuple[Node, ...]:
+        """The nodes that wait for this one."""
+        return self._neighbours()[1]
+
+    def _neighbours(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        snapshot = self._snapshot
+        if snapshot is None:
+            self._template.check(self)
+            snapshot = self._template.snapshot()
+        return snapshot.neighbours(int(self._handle))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same node of the same graph, whatever they show."""
+        return (
+            isinstance(other, Node)
+            and self._template.root is other._template.root
+            and self._serial == other._serial
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._template.root), self._serial))
+
+    def __repr__(self) -> str:
+        state = "" if self._enabled else " disabled"
+        scope = f" in {self.scope}" if self.scopes else ""
+        return f"<{type(self).__name__}{self._describe()}{scope}{state}>"
+
+    def _describe(self) -> str:
+        return ""
+
+
+class KernelNode(Node):
+    """A kernel launch."""
+
+    __slots__ = ()
+    kind = "kernel"
+    _work: works.Kernel
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, demangled."""
+        return demangled(self._work.name)
+
+    @property
+    def mangled_name(self) -> str:
+        """The kernel's name as the driver has it."""
+        return self._work.name
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    @property
+    def function(self) -> int:
+        """The CUfunction (or CUkernel) that is launched, as a number."""
+        return int(self._work.function)
+
+    @property
+    def grid(self) -> Dim:
+        """Blocks in x, y, z."""
+        return self._work.grid
+
+    @property
+    def block(self) -> Dim:
+        """Threads a block in x, y, z."""
+        return self._work.block
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a block, in bytes."""
+        return self._work.shared_bytes
+
+    @property
+    def attrs(self) -> works.Attributes:
+        """Launch attributes: `.cluster`, `.cooperative`, `.priority`."""
+        return self._work.attributes
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        """The arguments, in order."""
+        pairs = zip(self._work.parameters, self._work.args, strict=True)
+        return tuple(
+            Arg(index, offset, size, data)
+            for index, ((offset, size), data) in enumerate(pairs)
+        )
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every address of known memory at any 8-byte step of any argument."""
+        resolve = self._template.resolve
+        found = ((i, at, value, resolve(value)) for i, at, value in self._work.words())
+        return tuple(Address(i, at, value, what) for i, at, value, what in found if what)
+
+    def _describe(self) -> str:
+        shape = f"grid={self.grid} block={self.block}"
+        shared = f" shared_bytes={self.shared_bytes}" if self.shared_bytes else ""
+        return f" {_short(self.name)} {shape}{shared}"
+
+
+_MEMORY = {0: "unset", 1: "host", 2: "device", 3: "array", 4: "unified"}
+
+
+class MemcpyNode(Node):
+    """A copy. `src` and `dst` are addresses (for an array, its handle)."""
+
+    __slots__ = ()
+    kind = "memcpy"
+    _work: works.Copy
+    __match_args__ = ("src", "dst", "nbytes")
+
+    @property
+    def src(self) -> int:
+        work = self._work.src
+        return work.address if work.memory_type == works.ARRAY_MEMORY else work.start
+
+    @property
+    def dst(self) -> int:
+        work = self._work.dst
+        return work.address if work.memory_type == works.ARRAY_MEMORY else work.start
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that are copied."""
+        return self._work.width * max(self._work.height, 1) * max(self._work.depth, 1)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Bytes a row, rows, slices."""
+        return self._work.width, self._work.height, self._work.depth
+
+    @property
+    def src_pitch(self) -> int:
+        """Bytes from row to row of the source."""
+        return self._work.src.pitch
+
+    @property
+    def dst_pitch(self) -> int:
+        """Bytes from row to row of the target."""
+        return self._work.dst.pitch
+
+    @property
+    def src_memory(self) -> str:
+        """ "host", "device", "array", or "unified": an address that tells by itself."""
+        return _MEMORY.get(self._work.src.memory_type, "unknown")
+
+    @property
+    def dst_memory(self) -> str:
+        """See `src_memory`."""
+        return _MEMORY.get(self._work.dst.memory_type, "unknown")
+
+    def _describe(self) -> str:
+        return f" {self.nbytes} bytes {self.src:#x} -> {self.dst:#x}"
+
+
+class MemsetNode(Node):
+    """A fill of memory with one value of 1, 2 or 4 bytes."""
+
+    __slots__ = ()
+    kind = "memset"
+    _work: works.Fill
+    __match_args__ = ("dst", "value", "nbytes")
+
+    @property
+    def dst(self) -> int:
+        return self._work.dst
+
+    @property
+    def value(self) -> int:
+        """The bits of one element."""
+        return self._work.value
+
+    @property
+    def element_size(self) -> int:
+        return self._work.element_size
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that are written."""
+        return self._work.width * self._work.element_size * max(self._work.height, 1)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Elements a row, rows."""
+        return self._work.width, self._work.height
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from row to row."""
+        return self._work.pitch
+
+    def _describe(self) -> str:
+        return f" {self.nbytes} bytes at {self.dst:#x} with {self.value:#x}"
+
+
+class ChildNode(Node):
+    """A graph as one node."""
+
+    __slots__ = ()
+    kind = "child"
+    _work: works.Child
+
+    @property
+    def graph(self) -> Graph:
+        """The graph inside, to be looked at; its nodes can be edited in an executable."""
+        return self._template.inner(self)[0].graph
+
+    def _describe(self) -> str:
+        return ""
+
+
+class EmptyNode(Node):
+    """A node that does nothing but wait for others."""
+
+    __slots__ = ()
+    kind = "empty"
+
+
+class EventRecordNode(Node):
+    """Records an event."""
+
+    __slots__ = ()
+    kind = "event record"
+    _work: works.EventRecord
+
+    @property
+    def event(self) -> int:
+        """The CUevent, as a number."""
+        return self._work.event
+
+
+class EventWaitNode(Node):
+    """Waits for an event that is recorded outside of the graph."""
+
+    __slots__ = ()
+    kind = "event wait"
+    _work: works.EventWait
+
+    @property
+    def event(self) -> int:
+        """The CUevent, as a number."""
+        return self._work.event
+
+
+class HostNode(Node):
+    """Calls a C function on the host."""
+
+    __slots__ = ()
+    kind = "host"
+    _work: works.HostCall
+
+    @property
+    def function(self) -> int:
+        """The address of the function."""
+        return self._work.function
+
+    @property
+    def user_data(self) -> int:
+        """What it is called with."""
+        return self._work.user_data
+
+
+class MemAllocNode(Node):
+    """Allocates memory at one fixed address, at each launch anew."""
+
+    __slots__ = ()
+    kind = "mem alloc"
+    _work: works.Allocation
+    __match_args__ = ("address", "nbytes")
+
+    @property
+    def address(self) -> int:
+        return self._work.address
+
+    @property
+    def nbytes(self) -> int:
+        return self._work.nbytes
+
+    def _describe(self) -> str:
+        return f" {self.nbytes} bytes at {self.address:#x}"
+
+
+class MemFreeNode(Node):
+    """Frees what a MemAllocNode allocated."""
+
+    __slots__ = ()
+    kind = "mem free"
+    _work: works.Release
+
+    @property
+    def address(self) -> int:
+        return self._work.address
+
+
+class BatchMemOpNode(Node):
+    """Waits for, and writes of, words of memory."""
+
+    __slots__ = ()
+    kind = "batch mem op"
+    _work: works.Batch
+
+    @property
+    def operations(self) -> tuple[works.MemoryOperation, ...]:
+        """Each with `.operation` (CUstreamBatchMemOpType), `.address`, `.value`, `.flags`."""
+        return self._work.operations
+
+
+_CHOICES = {works.IF: "if", works.WHILE: "while", works.SWITCH: "switch"}
+
+
+class ConditionalNode(Node):
+    """Runs one of its bodies, or one of them again and again, as device code decides."""
+
+    __slots__ = ()
+    kind = "conditional"
+    _work: works.Conditional
+
+    @property
+    def type(self) -> str:
+        """ "if", "while" or "switch"; "unknown" for one that this driver cannot read."""
+        return _CHOICES.get(self._work.choice, "unknown")
+
+    @property
+    def condition(self) -> int:
+        """The CUgraphConditionalHandle: what a kernel of your own sets."""
+        return self._work.handle
+
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs inside; fill them with `.capture()` or node by node."""
+        return tuple(inner.graph for inner in self._template.inner(self))
+
+    @property
+    def body(self) -> Graph:
+        """The first body: of an IF, what runs when the flag is not zero."""
+        return self.bodies[0]
+
+    @property
+    def orelse(self) -> Graph:
+        """The second body of an IF: what runs when the flag is zero."""
+        return self.bodies[1]
+
+    def _describe(self) -> str:
+        return f" {self.type}"
+
+
+class UnknownNode(Node):
+    """A node of a kind that these bindings, or this library, cannot read."""
+
+    __slots__ = ()
+    kind = "unknown"
+    _work: works.Unknown
+
+    @property
+    def label(self) -> str:
+        return f"unknown kind {self.type_id}"
+
+    def _describe(self) -> str:
+        return f" of kind {self.type_id}"
+
+
+NODES: dict[type[works.Work], type[Node]] = {
+    works.Kernel: KernelNode,
+    works.Copy: MemcpyNode,
+    works.Fill: MemsetNode,
+    works.Child: ChildNode,
+    works.Empty: EmptyNode,
+    works.EventRecord: EventRecordNode,
+    works.EventWait: EventWaitNode,
+    works.HostCall: HostNode,
+    works.Allocation: MemAllocNode,
+    works.Release: MemFreeNode,
+    works.Batch: BatchMemOpNode,
+    works.Conditional: ConditionalNode,
+    works.Unknown: UnknownNode,
+}
+
+
+class Edge(NamedTuple):
+    """`target` waits for `source`: for all of it ("full"), or, "programmatic", for a trigger in it.
+
+    The ports are the driver's: which event of the source kernel, which part of the target.
+    """
+
+    source: Node
+    target: Node
+    kind: str = "full"
+    from_port: int = 0
+    to_port: int = 0
+
+    @property
+    def src(self) -> Node:
+        return self.source
+
+    @property
+    def dst(self) -> Node:
+        return self.target
+
+
+def _short(name: str, limit: int = 60) -> str:
+    return name if len(name) <= limit else name[: limit - 3] + "..."

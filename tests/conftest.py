@@ -1,0 +1,50 @@
+"""Fixtures of the tests that run on the simulated driver, and what must hold after each of them.
+
+The hard problem: a test that leaves a capture open, a handle unreleased or a mode switched on makes
+another one fail, far away. So `device` looks at all of it at the end of the test that did it.
+"""
+
+from __future__ import annotations
+
+import gc
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def quick_collector() -> Iterator[None]:
+    """What torch made at import is out of the collector's way, so that it can run after each test."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from breakable_cuda_graphs.frameworks import simulated  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, quick_collector: None) -> Iterator[Any]:
+    """A simulated device, on which nothing may be misused, left open or kept."""
+    from breakable_cuda_graphs.simulator import simulated_device
+
+    from helping import assert_nothing_left, assert_nothing_open
+
+    with simulated_device(seed=zlib.crc32(request.node.nodeid.encode())) as made:
+        yield made
+        assert_nothing_open(made)
+        assert_nothing_left(made)
+
+
+@pytest.fixture
+def bare_device() -> Iterator[Any]:
+    """A simulated device for tests of the driver's floor, which know no torch: no findings, no more."""
+    from breakable_cuda_graphs.simulator import simulated_device
+
+    with simulated_device(seed=1) as made:
+        yield made
+        assert made.findings == []
+        assert made.open_captures() == 0

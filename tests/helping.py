@@ -1,0 +1,224 @@
+"""What the tests on the simulated device share: checks of the aftermath, programs, bad drivers.
+
+The hard problem: "as usable as before" has to be checked in all the places where something can stay
+switched on. `assert_nothing_open` knows them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, is_in_breakable_graph
+from breakable_cuda_graphs import blocks as open_blocks
+from breakable_cuda_graphs._driver import bindings, release, userobjects
+from breakable_cuda_graphs.simulator import SimulatedDevice
+
+MODES = ("global", "thread_local", "relaxed")
+
+
+class Boom(Exception):
+    """An error that only the tests raise."""
+
+
+# ---------------------------------------------------------------- the aftermath
+
+
+def assert_nothing_open(device: SimulatedDevice) -> None:
+    """No capture, no block, no stream, no mode and no lock was left as it must not be."""
+    import torch
+    from torch.overrides import _get_current_function_mode
+    from torch.utils import _python_dispatch
+
+    from breakable_cuda_graphs.simulator import tensors
+
+    assert device.open_captures() == 0, "a capture is open"
+    assert open_blocks.open_blocks == (), "a block is open"
+    assert release.open_captures() == 0, "the release queue believes that a capture is open"
+    assert not is_in_breakable_graph()
+    assert thread_mode() == 0, "the thread's capture mode was left exchanged"
+    assert tensors.current_stream() == 0, "a stream was left current"
+    assert _python_dispatch._get_current_dispatch_mode() is None, "a recorder is on"
+    assert _get_current_function_mode() is None, "a recorder is on"
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def assert_nothing_left(device: SimulatedDevice) -> None:
+    """Nothing was misused, and once garbage is gone every handle has been given back."""
+    settle()
+    assert device.findings == []
+    assert device.leaks() == []
+    assert release.pending() == 0
+    assert userobjects.held() == 0
+
+
+def settle() -> None:
+    """Collect garbage and let go of what it held."""
+    gc.collect()
+    release.drain()
+    userobjects.sweep()
+    gc.collect()
+    release.drain()
+
+
+def thread_mode() -> int:
+    """This thread's capture mode: 0 global, as it was in the beginning."""
+    exchange = bindings.current().module.cuThreadExchangeStreamCaptureMode
+    _, mode = exchange(bindings.types.CUstreamCaptureMode(0))
+    exchange(mode)
+    return int(mode)
+
+
+# ---------------------------------------------------------------- captures
+
+
+def capture(body: Callable[[], Any], seq: Any = None, **options: Any) -> tuple[Any, Any]:
+    """Capture a body; returns the sequence and what the body returned."""
+    seq = CUDAGraphSequence() if seq is None else seq
+    with breakable_graph(seq, **options):
+        value = body()
+    return seq, value
+
+
+def kinds(seq: Any) -> str:
+    """The segments of a sequence as letters: g for a graph, - for an empty one, e for a break."""
+    from breakable_cuda_graphs import GraphSegment
+
+    return "".join(
+        ("-" if segment.is_empty else "g") if isinstance(segment, GraphSegment) else "e"
+        for segment in seq.segments
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """What a user reads of an error: its type, its text and its notes."""
+    return " ".join([type(error).__name__, str(error), *getattr(error, "__notes__", ())])
+
+
+# ---------------------------------------------------------------- streams
+
+
+def new_stream() -> Any:
+    """A non-blocking stream; the test gives it back with `drop_stream`."""
+    return bindings.current().cuStreamCreate(1)
+
+
+def drop_stream(stream: Any) -> None:
+    bindings.current().cuStreamDestroy(stream)
+
+
+@contextlib.contextmanager
+def a_stream() -> Iterator[Any]:
+    """A stream of the user's."""
+    stream = new_stream()
+    try:
+        yield stream
+    finally:
+        drop_stream(stream)
+
+
+def wait(waiting: Any, earlier: Any) -> None:
+    """One stream waits for what is in another, as torch's `wait_stream` does."""
+    driver = bindings.current()
+    event = driver.cuEventCreate(2)
+    with release.relaxed_thread():
+        try:
+            driver.cuEventRecord(event, earlier)
+            driver.cuStreamWaitEvent(waiting, event, 0)
+        finally:
+            driver.cuEventDestroy(event)
+
+
+@contextlib.contextmanager
+def forked(side: Any, *, join: bool = True) -> Iterator[None]:
+    """Work inside goes to a side stream that forks from the current one and joins it again."""
+    from breakable_cuda_graphs.simulator import tensors
+
+    main = bindings.types.CUstream(tensors.current_stream())
+    wait(side, main)
+    with tensors.stream(side):
+        yield
+    if join:
+        wait(main, side)
+
+
+# ---------------------------------------------------------------- threads
+
+
+def in_thread(work: Callable[[], Any], timeout: float = 20) -> Any:
+    """Run work() in a new thread and return or raise what it did."""
+    return together([work], timeout)[0]
+
+
+def together(works: list[Callable[[], Any]], timeout: float = 20) -> list[Any]:
+    """Run callables in threads at the same time; their results in order, or the first error."""
+    results: list[Any] = [None] * len(works)
+    errors: list[BaseException] = []
+
+    def run(index: int, work: Callable[[], Any]) -> None:
+        try:
+            results[index] = work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+    if errors:
+        raise errors.pop(0)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return results
+
+
+# ---------------------------------------------------------------- drivers that count or fail
+
+
+class WatchedDriver:
+    """Goes in front of a simulated driver: notes every call, and may answer one in its place."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.calls: list[str] = []
+        self.answer: Callable[[int, str, Callable[[], Any]], Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._driver, name)
+        if not name.startswith("cu") or isinstance(value, type):
+            return value
+
+        def noted(*args: Any) -> Any:
+            self.calls.append(name)
+            if self.answer is None:
+                return value(*args)
+            return self.answer(len(self.calls) - 1, name, lambda: value(*args))
+
+        return noted
+
+
+@contextlib.contextmanager
+def watched_driver(device: SimulatedDevice) -> Iterator[WatchedDriver]:
+    """Inside, the library's calls go through a `WatchedDriver`."""
+    made = WatchedDriver(device.driver)
+    previous = bindings.use(bindings.Driver(made, simulated=True))
+    made.calls.clear()
+    try:
+        yield made
+    finally:
+        bindings.use(previous)
+
+
+def raised(work: Callable[[], Any]) -> BaseException | None:
+    """What a call raised, without the traceback that would keep its frames; None if nothing."""
+    try:
+        work()
+    except BaseException as error:
+        return error.with_traceback(None)
+    return None

@@ -1,0 +1,576 @@
+"""Whatever fails, and wherever: one clear exception, nothing open, nothing kept, the next one works.
+
+The hard problem: a library that is right when all goes well has a hundred lines at which it may not.
+So the places are not chosen: each program here is run once to count its driver calls, and then once
+for each of them with that call failing; and once for each line of the library with an interrupt there.
+"""
+
+# ruff: noqa: PT012 (what fails is a block with a body)
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import breakable_cuda_graphs  # noqa: E402
+from breakable_cuda_graphs import (  # noqa: E402
+    CaptureError,
+    CUDAError,
+    CUDAGraphSequence,
+    ReplayError,
+    breakable_graph,
+    force_no_graph,
+    no_graph,
+)
+from breakable_cuda_graphs._driver import bindings, release  # noqa: E402
+from helping import (  # noqa: E402
+    MODES,
+    Boom,
+    a_stream,
+    assert_nothing_left,
+    assert_nothing_open,
+    capture,
+    forked,
+    settle,
+    text_of,
+    watched_driver,
+)
+
+SOURCE = str(Path(breakable_cuda_graphs.__file__).parent)
+
+
+# ---------------------------------------------------------------- programs
+
+
+@no_graph
+def bump(t: Any) -> None:
+    t.add_(1)
+
+
+@no_graph(outputs="static")
+def parts(t: Any) -> dict[str, Any]:
+    return {"double": t * 2, "same": t, "sum": t.sum()}
+
+
+@no_graph
+def fail(t: Any) -> None:
+    raise Boom(f"in a break at {t.shape}")
+
+
+def plain(x: Any, side: Any) -> Any:
+    return (x * 2 + 1).relu()
+
+
+def with_breaks(x: Any, side: Any) -> Any:
+    y = x * 2
+    bump(y)
+    y = y + 1
+    bump(y)
+    bump(y)
+    return y * 3
+
+
+def with_a_side_stream(x: Any, side: Any) -> Any:
+    y = x * 2
+    with forked(side):
+        z = y + 4
+    bump(y)
+    return y + z
+
+
+def with_static_outputs(x: Any, side: Any) -> Any:
+    out = parts(x + 0)
+    return out["double"] + out["same"] * out["sum"]
+
+
+def nested(x: Any, side: Any) -> Any:
+    @no_graph
+    def outer(t: Any) -> None:
+        bump(t)
+        t.mul_(2)
+
+    y = x + 1
+    outer(y)
+    return y - 5
+
+
+def forced(x: Any, side: Any) -> Any:
+    y = x * 2
+    force_no_graph()
+    y = y + 1
+    force_no_graph()
+    force_no_graph()
+    bump(y)
+    force_no_graph()
+    return y * 3
+
+
+def failing(x: Any, side: Any) -> Any:
+    y = x * 2
+    bump(y)
+    y = y + 1
+    raise Boom("in a segment")
+
+
+def failing_in_a_break(x: Any, side: Any) -> Any:
+    y = x * 2
+    fail(y)
+    return y
+
+
+PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
+    "no break": plain,
+    "breaks": with_breaks,
+    "side stream": with_a_side_stream,
+    "static outputs": with_static_outputs,
+    "nested": nested,
+    "forced": forced,
+}
+FAILING: dict[str, Callable[[Any, Any], Any]] = {
+    "failing": failing,
+    "failing in a break": failing_in_a_break,
+}
+
+
+def run(body: Callable[[Any, Any], Any], side: Any, seq: Any = None, **options: Any) -> Any:
+    """Capture a program and compare two replays with eager runs of the same."""
+    x = torch.zeros(4)
+    seq = CUDAGraphSequence() if seq is None else seq
+    with breakable_graph(seq, **options):
+        y = body(x, side)
+    for value in (1.0, -2.0):
+        x.copy_(torch.arange(4) + value)
+        wanted = body(x.clone(), side)
+        y.fill_(float("nan"))
+        seq.replay()
+        assert y.tolist() == wanted.tolist()
+    return seq
+
+
+def attempt(work: Callable[[], Any]) -> BaseException | None:
+    """What a run raised; its frames are cleared, as they are once a user has handled it."""
+    try:
+        work()
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        return error.with_traceback(None)
+    return None
+
+
+# ---------------------------------------------------------------- the user's code fails
+
+PLACES = ("first line", "segment", "break", "after a break", "second break", "last line")
+
+
+def body_with_places(x: Any, place: str | None, boom: Callable[[], Any]) -> Any:
+    def here(name: str) -> None:
+        if name == place:
+            boom()
+
+    here("first line")
+    y = x * 2
+    here("segment")
+    no_graph(here)("break")
+    bump(y)
+    y = y + 1
+    here("after a break")
+    no_graph(here)("second break")
+    y = y * 2
+    here("last line")
+    return y
+
+
+def check_aftermath(seq: Any, repair: bool) -> None:
+    """The half-made sequence is refused, and captures rightly afterwards."""
+    with pytest.raises(ReplayError, match="failed"):
+        seq.replay()
+    if repair:
+        seq.reset()
+        seq.replay()  # empty: does nothing
+        assert len(seq) == 0
+    x = torch.ones(3)
+    _, y = capture(lambda: body_with_places(x, None, lambda: None), seq)
+    x.fill_(4)
+    seq.replay()
+    assert y.tolist() == [(4 * 2 + 2) * 2] * 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_users_exception_surfaces_as_the_same_object(device, place, mode):
+    cause = KeyError("the cause")
+    mine, seq, x = Boom("mine"), CUDAGraphSequence(), torch.ones(3)
+
+    def boom() -> None:
+        raise mine from cause
+
+    with pytest.raises(Boom) as info, breakable_graph(seq, capture_error_mode=mode):
+        body_with_places(x, place, boom)
+    assert info.value is mine
+    assert info.value.__cause__ is cause
+    assert "boom" in [frame.name for frame in traceback.extract_tb(info.value.__traceback__)]
+    assert_nothing_open(device)
+    check_aftermath(seq, repair=mode != "relaxed")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("place", PLACES)
+def test_exceptions_of_every_kind_surface(device, place, error):
+    mine, seq = error("mine"), CUDAGraphSequence()
+
+    def boom() -> None:
+        raise mine
+
+    with pytest.raises(error) as info, breakable_graph(seq):
+        body_with_places(torch.ones(3), place, boom)
+    assert info.value is mine
+    assert_nothing_open(device)
+    check_aftermath(seq, repair=True)
+
+
+def test_an_exception_that_the_body_handles_harms_nothing(device):
+    x = torch.ones(3)
+
+    def body() -> Any:
+        y = x * 2
+        try:
+            raise Boom
+        except Boom:
+            y = y + 1
+        bump(y)
+        return y
+
+    seq, y = capture(body)
+    x.fill_(5)
+    seq.replay()
+    assert y.tolist() == [12] * 3
+
+
+@pytest.mark.parametrize("place", ["barrier", "stub", "break"])
+def test_what_fails_at_a_break_ends_the_block_and_leaves_earlier_ones(device, place):
+    mine, x = Boom(place), torch.ones(3)
+
+    def raises(*_: Any) -> None:
+        raise mine
+
+    seq, y = capture(lambda: x + 1)
+    stub = raises if place == "stub" else None
+    marked = no_graph(raises if place == "break" else lambda t: None, capture_stub=stub)
+    options = {"barrier_fn": raises} if place == "barrier" else {}
+    with pytest.raises(Boom) as info, breakable_graph(seq, **options):
+        marked(x * 2)
+    assert info.value is mine
+    assert len(seq) == 1
+    assert_nothing_open(device)
+    with pytest.raises(ReplayError, match="incomplete"):
+        seq.replay()
+    capture(lambda: y.mul_(3), seq)
+    x.fill_(2)
+    seq.replay()
+    assert y.tolist() == [9] * 3
+
+
+def test_a_break_whose_error_was_swallowed_poisons_the_block(device):
+    seq, x, reached = CUDAGraphSequence(), torch.ones(3), []
+
+    def body() -> None:
+        y = x * 2
+        try:
+            fail(y)
+        except Boom:
+            pass
+        reached.append("after it")
+        try:
+            bump(y)
+        except CaptureError as error:
+            assert "Boom" in str(error)
+            reached.append("refused")
+
+    with pytest.raises(CaptureError, match="went on as if it had not"):
+        capture(body, seq)
+    assert reached == ["after it", "refused"]
+    assert_nothing_open(device)
+    check_aftermath(seq, repair=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("read", [lambda t: t.sum().item(), print, lambda t: t[t > 0], bool])
+def test_a_hidden_sync_names_the_line_and_the_cure(device, capsys, mode, read):
+    seq, x = CUDAGraphSequence(), torch.ones(1)
+    with (
+        pytest.raises(RuntimeError, match="captur") as info,
+        breakable_graph(seq, capture_error_mode=mode),
+    ):
+        bump(x)
+        y = x * 2
+        read(y)
+    text = text_of(info.value)
+    assert "@no_graph" in text
+    assert "segment 2" in text
+    assert ("thread_local" in text) == (mode == "global")
+    assert_nothing_open(device)
+
+
+@pytest.mark.parametrize("where", ["the end of the block", "bump"])
+def test_a_swallowed_sync_is_refused_with_the_segment(device, where):
+    seq, x = CUDAGraphSequence(), torch.ones(3)
+
+    def body() -> None:
+        bump(x)
+        y = x * 2
+        try:
+            y.sum().item()
+        except RuntimeError:
+            pass
+        if where == "bump":
+            bump(y)
+
+    with pytest.raises(CaptureError, match="was invalidated") as info:
+        capture(body, seq)
+    assert where in str(info.value)
+    assert info.value.segment == 2
+    assert "@no_graph" in str(info.value)
+    assert isinstance(info.value.__cause__, CUDAError)
+    assert_nothing_open(device)
+    check_aftermath(seq, repair=True)
+
+
+def test_a_failed_capture_keeps_the_segments_of_earlier_blocks_only(device):
+    x = torch.ones(3)
+    seq, y = capture(lambda: x + 1)
+    with pytest.raises(Boom), breakable_graph(seq):
+        bump(y)
+        raise Boom
+    assert len(seq) == 1
+    assert "failed" in repr(seq)
+
+
+def test_failed_captures_leave_nothing_however_many(device):
+    x = torch.ones(3)
+    seq = CUDAGraphSequence()
+    for _ in range(20):
+        with pytest.raises(Boom), breakable_graph(seq):
+            y = x * 2
+            bump(y)
+            raise Boom
+    settle()
+    kept = [line for line in device.leaks() if "graph" in line]
+    assert kept == []
+
+
+def test_a_failing_break_ends_the_replay_and_the_next_starts_afresh(device):
+    x, out, do_fail = torch.ones(3), torch.zeros(3), []
+
+    @no_graph
+    def maybe(t: Any) -> None:
+        if do_fail:
+            raise Boom
+
+    def body() -> None:
+        y = x * 2
+        maybe(y)
+        out.copy_(y)
+
+    seq, _ = capture(body)
+    do_fail.append(True)
+    x.fill_(7)
+    with pytest.raises(Boom):
+        seq.replay()
+    assert out.tolist() == [0, 0, 0]
+    assert_nothing_open(device)
+    do_fail.clear()
+    seq.replay()
+    assert out.tolist() == [14] * 3
+
+
+def test_an_abandoned_block_is_ended_by_the_next_use(device):
+    seq, x = CUDAGraphSequence(), torch.ones(3)
+
+    def enter_and_forget() -> None:
+        breakable_graph(seq).__enter__()
+        x.mul(2)
+
+    enter_and_forget()
+    gc.collect()
+    y = capture(lambda: x + 1)[1]
+    assert_nothing_open(device)
+    assert y.shape == (3,)
+    with pytest.raises(ReplayError, match="failed"):
+        seq.replay()
+
+
+def test_a_block_that_was_left_cannot_be_left_again(device):
+    block = breakable_graph(CUDAGraphSequence())
+    with block:
+        pass
+    with pytest.raises(CaptureError, match="not open"):
+        block.__exit__(None, None, None)
+
+
+# ---------------------------------------------------------------- a driver call fails
+
+#: Calls that begin nothing and whose failure has no meaning of its own.
+NEVER_FAIL = {"cuGetErrorString", "cuGetErrorName", "cuDriverGetVersion", "cuInit"}
+
+#: What a call may plausibly answer: out of memory, a fault of earlier work, a capture that is lost.
+CODES = {
+    "cuStreamEndCapture": (901, 904, 2),
+    "cuStreamBeginCapture": (2, 401),
+    "cuStreamGetCaptureInfo": (901, 2),
+    "cuLaunchKernel": (2, 700),
+    "cuGraphInstantiate": (2, 1),
+    "cuGraphLaunch": (2, 700),
+    "cuStreamIsCapturing": (906,),
+    "cuEventSynchronize": (700,),
+    "cuEventQuery": (600, 700),
+    "cuThreadExchangeStreamCaptureMode": (),
+}
+OUT_OF_MEMORY = (2,)
+
+#: Failing, these have done their work all the same: the error is that of some earlier work.
+DONE_ANYWAY = {"cuStreamEndCapture", "cuEventRecord", "cuStreamWaitEvent", "cuEventSynchronize"}
+
+
+class Failure(NamedTuple):
+    """The k-th call of a program fails with a code."""
+
+    place: int
+    name: str
+    code: int
+    outputs: int
+
+
+def failures(device: Any, body: Callable[[Any, Any], Any], side: Any) -> Iterator[Failure]:
+    """Every way in which one driver call of a program may fail."""
+    found: list[Failure] = []
+    with watched_driver(device) as driver:
+
+        def note(place: int, name: str, go: Callable[[], Any]) -> Any:
+            values = go()
+            if name not in NEVER_FAIL:
+                for code in CODES.get(name, OUT_OF_MEMORY):
+                    found.append(Failure(place, name, code, len(values) - 1))
+            return values
+
+        driver.answer = note
+        attempt(lambda: run(body, side))
+        settle()
+    yield from found
+
+
+def fail_at(device: Any, failure: Failure) -> Callable[[int, str, Callable[[], Any]], Any]:
+    def answer(place: int, name: str, go: Callable[[], Any]) -> Any:
+        if place != failure.place:
+            return go()
+        assert name == failure.name, "the program took another course"
+        if name.endswith("Destroy") or name in DONE_ANYWAY:
+            code, *values = go()
+            if name == "cuStreamEndCapture" and int(code) == 0:
+                device.driver.cuGraphDestroy(values[0])
+        return (bindings.types.CUresult(failure.code), *(None,) * failure.outputs)
+
+    return answer
+
+
+def is_clear(error: BaseException | None, failure: Failure, own: type | None) -> bool:
+    """Whether an error is the user's own, or names the call that failed (None: it did no harm)."""
+    if error is None or (own is not None and isinstance(error, own)):
+        return True
+    if isinstance(error, CUDAError):
+        return error.call == failure.name or failure.name in str(error)
+    if isinstance(error, CaptureError):
+        return True
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error)  # an operator's own
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, *FAILING])
+def test_any_driver_call_may_fail(device, name):
+    body = PROGRAMS.get(name) or FAILING[name]
+    own = Boom if name in FAILING else None
+    wrong, count = [], 0
+    with a_stream() as side:
+        for failure in failures(device, body, side):
+            count += 1
+            problem = problem_of(device, body, side, failure, own)
+            if problem is not None:
+                wrong.append(f"{failure}: {problem}")
+    assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong[:20])
+    assert count > 30
+
+
+def problem_of(
+    device: Any, body: Callable[[Any, Any], Any], side: Any, failure: Failure, own: type | None
+) -> str | None:
+    """Run a program with one failure, then right; in words what was wrong, if anything was."""
+    seq = None
+    with watched_driver(device) as driver:
+        seq = CUDAGraphSequence()
+        driver.answer = fail_at(device, failure)
+        error = attempt(lambda: run(body, side, seq))
+        driver.answer = None
+        try:
+            if not is_clear(error, failure, own):
+                return f"unclear: {type(error).__name__}: {error}"
+            assert_nothing_open(device)
+            again = attempt(lambda: run_again(body, side, seq, own))
+            if again is not None:
+                return f"the next capture failed: {type(again).__name__}: {again}"
+            assert_nothing_open(device)
+            del seq, again, error
+            assert_nothing_left(device)
+        except AssertionError as wrong:
+            device.findings.clear()
+            traceback.clear_frames(wrong.__traceback__)
+            return str(wrong)[:300]
+    return None
+
+
+def run_again(body: Callable[[Any, Any], Any], side: Any, seq: Any, own: type | None) -> None:
+    """The same sequence again, and a fresh one; a program that fails by itself fails as before."""
+    seq.reset()
+    for each in (seq, CUDAGraphSequence()):
+        if own is None:
+            run(body, side, each)
+        else:
+            with pytest.raises(own):
+                run(body, side, each)
+            run(plain, side, each)
+
+
+# ---------------------------------------------------------------- an interrupt at any line
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the k-th line of the library that a thread runs."""
+
+    def __init__(self, place: int) -> None:
+        self.place, self.seen, self.where = place, 0, ""
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "call":
+            path = frame.f_code.co_filename
+            ours = path.startswith(SOURCE) and "/simulator/" not in path
+            return self if ours else None
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.place:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                sys.settrace(None)
+                raise KeyboardInterrupt(self.where)
+        return self
+
+    def run(self, work: Callable[[], Any]) -> BaseException | None:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return attempt(work)
+        finally:
+            sys.settrace(before)
