@@ -39,23 +39,24 @@ def assert_nothing_open(device: SimulatedDevice) -> None:
     assert device.open_captures() == 0, "a capture is open"
     assert open_blocks.open_blocks == (), "a block is open"
     assert release.open_captures() == 0, "the release queue believes that a capture is open"
-    assert not is_in_breakable_graph()
+    assert not is_in_breakable_graph(), "this thread is in a block"
     assert thread_mode() == 0, "the thread's capture mode was left exchanged"
     assert tensors.current_stream() == 0, "a stream was left current"
     assert _python_dispatch._get_current_dispatch_mode() is None, "a recorder is on"
     assert _get_current_function_mode() is None, "a recorder is on"
-    assert torch.is_grad_enabled()
-    assert not torch.is_inference_mode_enabled()
-    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled(), "grad mode was left off"
+    assert not torch.is_inference_mode_enabled(), "inference mode was left on"
+    assert not torch.is_autocast_enabled("cpu"), "autocast was left on"
 
 
-def assert_nothing_left(device: SimulatedDevice) -> None:
+def assert_nothing_left(device: SimulatedDevice, besides: list[str] | None = None) -> None:
     """Nothing was misused, and once garbage is gone every handle has been given back."""
     settle()
-    assert device.findings == []
-    assert device.leaks() == []
-    assert release.pending() == 0
-    assert userobjects.held() == 0
+    assert device.findings == [], f"misuse: {device.findings}"
+    leaks = [line for line in device.leaks() if line not in (besides or ())]
+    assert leaks == [], f"leaks: {leaks}"
+    assert release.pending() == 0, "releases are still queued"
+    assert userobjects.held() == 0, "objects are held for graphs that have gone"
 
 
 def settle() -> None:
@@ -215,10 +216,3 @@ def watched_driver(device: SimulatedDevice) -> Iterator[WatchedDriver]:
         bindings.use(previous)
 
 
-def raised(work: Callable[[], Any]) -> BaseException | None:
-    """What a call raised, without the traceback that would keep its frames; None if nothing."""
-    try:
-        work()
-    except BaseException as error:
-        return error.with_traceback(None)
-    return None

@@ -17,12 +17,14 @@ PUBLIC = [
     "CUDAGraphSequence",
     "CaptureError",
     "EagerSegment",
+    "EscapedWorkWarning",
     "GraphSegment",
     "ProcessError",
     "ReplayError",
     "StaleInputError",
     "UnjoinedStreamError",
     "UpdateError",
+    "WorkspaceWarning",
     "breakable_graph",
     "force_no_graph",
     "is_in_breakable_graph",
@@ -44,7 +46,8 @@ def test_every_public_name_is_there_and_says_what_it_is() -> None:
 
 def test_all_errors_are_runtime_errors_and_public() -> None:
     for name in errors.__all__:
-        assert issubclass(getattr(errors, name), RuntimeError)
+        kind = UserWarning if name.endswith("Warning") else RuntimeError
+        assert issubclass(getattr(errors, name), kind)
         assert getattr(breakable_cuda_graphs, name) is getattr(errors, name)
 
 

@@ -10,11 +10,13 @@ from .capture import breakable_graph
 from .errors import (
     CaptureError,
     CUDAError,
+    EscapedWorkWarning,
     ProcessError,
     ReplayError,
     StaleInputError,
     UnjoinedStreamError,
     UpdateError,
+    WorkspaceWarning,
 )
 from .segments import EagerSegment, GraphSegment
 from .sequence import BreakableCUDAGraph, CUDAGraphSequence
@@ -27,12 +29,14 @@ __all__ = [
     "CUDAGraphSequence",
     "CaptureError",
     "EagerSegment",
+    "EscapedWorkWarning",
     "GraphSegment",
     "ProcessError",
     "ReplayError",
     "StaleInputError",
     "UnjoinedStreamError",
     "UpdateError",
+    "WorkspaceWarning",
     "breakable_graph",
     "force_no_graph",
     "is_in_breakable_graph",

@@ -29,7 +29,7 @@ __all__ = ["breakable_graph"]
 
 _HOST_NODES = ("refuse", "allow")
 
-_HOLD_LIMIT = 64 << 20
+_HOLD_LIMIT = 4 << 20
 
 
 class breakable_graph:
@@ -489,15 +489,20 @@ class Block:
 
     def _advise(self, error: BaseException) -> None:
         """Notes on the user's exception, where it has to do with the capture."""
-        if not self._is_open:
-            return
-        error.add_note(errors.place(len(self._segments)))
-        status = capturing.status(self.driver, self.stream)
+        if not self._is_open or isinstance(error, errors.CaptureError):
+            return  # ours say what to do themselves
+        notes = []
         if len(blocks.open_blocks) > 1 and _speaks_of_draws(error):
-            error.add_note(errors.advice_on_draws())
-        elif status is Status.INVALIDATED or _speaks_of_capture(error):
-            for note in errors.advice(self.mode):
-                error.add_note(note)
+            notes = [errors.advice_on_draws()]
+        elif self._status() is Status.INVALIDATED or _speaks_of_capture(error):
+            notes = errors.advice(self.mode)
+        if notes or debugging.raised_by_a_library(error):
+            notes.insert(0, errors.place(len(self._segments)))
+        for note in notes:
+            error.add_note(note)
+
+    def _status(self) -> Status:
+        return capturing.status(self.driver, self.stream)
 
 
 def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -56,3 +56,18 @@ def user_line() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back  # type: ignore[assignment]
     return f"at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "here"
+
+
+#: Libraries that work on a device: what they raise inside a segment likely has to do with it.
+_LIBRARIES = ("torch", "cupy", "numba", "numba_cuda", "triton", "cuda")
+
+
+def raised_by_a_library(error: BaseException) -> bool:
+    """Whether an exception comes out of a library that works on a device, not out of user code."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return False
+    module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in _LIBRARIES

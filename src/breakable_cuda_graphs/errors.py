@@ -23,11 +23,13 @@ from collections.abc import Sequence
 __all__ = [
     "CUDAError",
     "CaptureError",
+    "EscapedWorkWarning",
     "ProcessError",
     "ReplayError",
     "StaleInputError",
     "UnjoinedStreamError",
     "UpdateError",
+    "WorkspaceWarning",
 ]
 
 

@@ -160,7 +160,10 @@ def _numba_array(value: Any, kind: Any) -> list[Any]:
 
 # ---------------------------------------------------------------- limits
 
-_THREADS, _DYNAMIC_SHARED = 0, 8  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, _MAX_DYNAMIC_SHARED_SIZE
+_THREADS, _DYNAMIC_SHARED = (
+    0,
+    8,
+)  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, _MAX_DYNAMIC_SHARED_SIZE
 
 #: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (3.0 and later)
 _MAX_GRID = (2**31 - 1, 65535, 65535)

@@ -279,8 +279,7 @@ class KernelNode(Node):
         """The arguments, in order."""
         pairs = zip(self._work.parameters, self._work.args, strict=True)
         return tuple(
-            Arg(index, offset, size, data)
-            for index, ((offset, size), data) in enumerate(pairs)
+            Arg(index, offset, size, data) for index, ((offset, size), data) in enumerate(pairs)
         )
 
     @property

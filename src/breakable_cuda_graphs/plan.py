@@ -35,7 +35,10 @@ class Plan:
         segments: Sequence[GraphSegment | EagerSegment],
     ) -> None:
         self._mark = mark
+        # Raw calls of the driver: these are on replay's hot path.
         self.launch = driver.module.cuGraphLaunch
+        self.current_context = driver.module.cuCtxGetCurrent
+        self.capture_status = driver.module.cuStreamIsCapturing
         self.framework = framework
         breaks = [s for s in segments if isinstance(s, EagerSegment) and not s._does_nothing]
         self.has_breaks = bool(breaks)

@@ -42,6 +42,7 @@ class CUDAGraphSequence:
 
     def __init__(self, pool: Any = None) -> None:
         self._given_pool = pool
+        self._is_pool_known = pool is not None  # by the user: it has to stay the same
         self._pool: Pool | None = None
         self._framework: Framework | None = None
         self._memory = Memory()
@@ -113,10 +114,9 @@ class CUDAGraphSequence:
 
     def _is_at_home(self, plan: Plan) -> bool:
         """Whether context, stream and modes are such that the loop can run right here."""
-        driver = bindings.current().module
         return (
-            int(driver.cuCtxGetCurrent()[1]) == self._context
-            and driver.cuStreamIsCapturing(self._stream)[1] == 0
+            int(plan.current_context()[1]) == self._context
+            and not plan.capture_status(self._stream)[1]
             and (not plan.has_breaks or plan.modes == plan.framework.modes())
         )
 
@@ -165,10 +165,12 @@ class CUDAGraphSequence:
     @property
     def stream(self) -> Any:
         """The stream that captures run on: warm up there. Made on first use."""
+        self._is_pool_known = True
         return self._ensure_pool(self._ensure_framework()).stream
 
     def pool(self) -> Any:
         """The handle of the sequence's memory pool, for another sequence or `torch.cuda.graph`."""
+        self._is_pool_known = True
         return self._ensure_pool(self._ensure_framework()).handle
 
     @property
@@ -281,8 +283,15 @@ class CUDAGraphSequence:
         self._is_capturing = self._has_failed = False
 
     def _roll_back(self) -> None:
-        """A block has failed: the earlier segments stay, but a replay has to say so."""
+        """A block has failed: the earlier segments stay, but a replay has to say so.
+
+        A pool that holds nothing and that nobody has seen is given back at once: the exception may
+        keep this sequence alive for a while.
+        """
         self._is_capturing, self._has_failed = False, True
+        if not self._segments and not self._is_pool_known and self._pool is not None:
+            self._pool.discard()
+            self._pool = None
 
 
 BreakableCUDAGraph = CUDAGraphSequence

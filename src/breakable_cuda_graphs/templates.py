@@ -353,7 +353,10 @@ class Snapshot:
         handles = driver.graph_nodes(template.value)
         place = {int(handle): number for number, handle in enumerate(handles)}
         self._pairs = sorted(
-            ((place[int(a)], place[int(b)], data) for a, b, data in driver.graph_edges(template.value)),
+            (
+                (place[int(a)], place[int(b)], data)
+                for a, b, data in driver.graph_edges(template.value)
+            ),
             key=_by_target,
         )
         reader = template.reader()

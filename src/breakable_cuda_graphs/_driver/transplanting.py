@@ -120,9 +120,7 @@ def _plant_nodes(
     nodes, edges = driver.graph_nodes(source), driver.graph_edges(source)
     reader = Reader(driver, known, ground.context)
     handles = outer | _new_handles(ground, reader, nodes)
-    new = {
-        int(node): _plant_node(ground, reader, node, known, handles, planted) for node in nodes
-    }
+    new = {int(node): _plant_node(ground, reader, node, known, handles, planted) for node in nodes}
     if edges:
         driver.add_dependencies(
             ground.graph,

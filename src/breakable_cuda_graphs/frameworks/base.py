@@ -57,6 +57,9 @@ class Pool(Protocol):
     def mark(self) -> CompletionMark:
         """The end of the last replay of any sequence in this pool."""
 
+    def discard(self) -> None:
+        """Queue for release what the pool holds; it is not used again."""
+
 
 class Found(NamedTuple):
     """A piece of memory that captured work reads or writes, and the object that owns it."""

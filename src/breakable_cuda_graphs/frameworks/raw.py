@@ -52,6 +52,10 @@ class RawPool:
     def handle(self) -> RawPool:
         return self
 
+    def discard(self) -> None:
+        """Queue the mark for release; the stream goes with its last reference."""
+        release.later(self._epoch, self.mark.close)
+
     def __del__(self, later: Any = release.later) -> None:
         later(self._epoch, self.mark.close)
 

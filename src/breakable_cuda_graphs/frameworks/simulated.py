@@ -92,6 +92,10 @@ class SimulatedSession(RawSession):
             found.append(base.Found(address, tensor.untyped_storage(), kind))
         return found, []
 
+    def leave(self, failed: bool) -> None:
+        self._recorder.end()  # a mode that was suspended when the last segment ended
+        super().leave(failed)
+
     def _stop(self) -> None:
         if self._is_recording:
             self._is_recording = False

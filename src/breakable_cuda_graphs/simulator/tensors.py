@@ -340,6 +340,7 @@ class TensorRecorder:
     def __init__(self, simulated_driver: SimulatedDriver) -> None:
         self._driver = simulated_driver
         self._modes: tuple[_Operators, _HostReads] | None = None
+        self._suspended: _HostReads | None = None
         self._stream = self._previous = 0
         #: whether a recorded operator has drawn random numbers
         self.drew_random = False
@@ -352,19 +353,32 @@ class TensorRecorder:
             raise RuntimeError("this recorder is recording already")
         self._stream, self._previous = int(stream_handle), _current.handle
         _current.handle = self._stream
-        self._modes = (_Operators(self), _HostReads(self))
-        for mode in self._modes:
-            mode.__enter__()
+        operators, reads = _Operators(self), self._suspended or _HostReads(self)
+        self._modes = (operators, reads)
+        operators.__enter__()
+        if self._suspended is None:
+            reads.__enter__()
 
     def end(self) -> None:
-        """Stop recording; nothing happens if it has stopped."""
+        """Stop recording; nothing happens if it has stopped.
+
+        Inside a call that the function mode is handling (a break in `backward()`), torch has taken
+        the mode off its stack and will put it back: it is then kept, to be used or left later.
+        """
         modes, self._modes = self._modes, None
         if modes is None:
+            if self._suspended is not None and _leave_function_mode(self._suspended):
+                self._suspended = None
             return
         _leave_dispatch_mode(modes[0])
-        _leave_function_mode(modes[1])
+        self._suspended = None if _leave_function_mode(modes[1]) else modes[1]
         if _current.handle == self._stream:
             _current.handle = self._previous
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a recording is on."""
+        return self._modes is not None
 
     # ---- one operator
 
@@ -493,7 +507,7 @@ class _HostReads(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         what = _HOST_READS.get(func)
-        if what is not None and self._recorder.is_capturing():
+        if what is not None and self._recorder.is_recording and self._recorder.is_capturing():
             self._recorder.refuse(f"Tensor {what}")
         return func(*args, **(kwargs or {}))
 
@@ -508,10 +522,13 @@ def _leave_dispatch_mode(mode: Any) -> None:
         dispatching._push_mode(each)
 
 
-def _leave_function_mode(mode: Any) -> None:
+def _leave_function_mode(mode: Any) -> bool:
+    """The same for a function mode; False if it is not on the stack just now."""
     above = []
     while (top := torch.overrides._get_current_function_mode()) is not mode and top is not None:
         above.append(torch.overrides._pop_mode())
-    mode.__exit__(None, None, None)
+    if top is mode:
+        mode.__exit__(None, None, None)
     for each in reversed(above):
         torch.overrides._push_mode(each)
+    return top is mode

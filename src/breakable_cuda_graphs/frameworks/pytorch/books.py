@@ -38,6 +38,7 @@ class Books:
         self.shell: Any = torch.cuda.CUDAGraph(keep_graph=True)
         self._generators = generators
         self._stage = _NEW
+        self.is_sound = False  # torch has ended the capture: the shell can anchor a pool
 
     def open(self) -> None:
         """`capture_begin`: pool routes, generators, pinned memory, then cuStreamBeginCapture."""
@@ -92,6 +93,7 @@ class Books:
                 driver.cuGraphAddChildGraphNode(graph, None, 0, inside)
             with _no_inference_mode():
                 self.shell.capture_end()
+            self.is_sound = True
         except BaseException:
             if self._is_capturing():
                 _discard(capturing.end(driver, stream))

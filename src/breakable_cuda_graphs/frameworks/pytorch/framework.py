@@ -44,6 +44,7 @@ class TorchFramework:
         self.driver, self.device = driver, device
         self.context = contexts.primary(driver, device)
         self.arrays: base.Arrays = Tensors("cuda")
+        self.modes = modes.current
         # `torch.cuda.current_stream().cuda_stream` is 40 times slower than the raw call.
         self.current_stream: Callable[[], int] = functools.partial(
             torch._C._cuda_getCurrentRawStream, device
@@ -68,9 +69,6 @@ class TorchFramework:
     ) -> TorchSession:
         assert isinstance(pool, TorchPool)
         return TorchSession(self, pool, self.stream_object(stream), mode, generators)
-
-    def modes(self) -> Any:
-        return modes.current()
 
     def in_modes(self, wanted: Any) -> AbstractContextManager[Any]:
         return modes.entered(wanted)
@@ -168,7 +166,8 @@ class TorchSession:
         assert self._draws is not None
         with self._current(), self._draws.closing():
             books.close()
-        self.pool.take_shell(books.shell)
+        if books.is_sound:
+            self.pool.take_shell(books.shell)
 
     def _current(self) -> AbstractContextManager[Any]:
         """The capture stream as torch's current one, whatever the user's code has made current."""

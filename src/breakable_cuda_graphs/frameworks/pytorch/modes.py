@@ -22,10 +22,14 @@ Modes = tuple[bool, bool, tuple[Any, ...]]
 _NO_AUTOCAST: tuple[Any, ...] = ()
 
 
+_is_grad = torch.is_grad_enabled
+_is_inference = torch.is_inference_mode_enabled
+_is_any_autocast = torch._C._is_any_autocast_enabled
+
+
 def current() -> Modes:
     """The modes of the calling thread."""
-    autocast = _autocast() if torch._C._is_any_autocast_enabled() else _NO_AUTOCAST
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    return _is_grad(), _is_inference(), _autocast() if _is_any_autocast() else _NO_AUTOCAST
 
 
 def _autocast() -> tuple[Any, ...]:

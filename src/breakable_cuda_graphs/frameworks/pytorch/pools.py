@@ -82,8 +82,14 @@ class TorchPool:
         ]
 
     def __del__(self, later: Any = release.later) -> None:
-        if later is not None:  # at the end of the interpreter nothing is released
+        if _Remains is not None:  # at the end of the interpreter nothing is released
+            self.discard(later)
+
+    def discard(self, later: Any = release.later) -> None:
+        """Queue all that the pool has for release, ahead of its own end. A second call does nothing."""
+        if self._streams is not None or self._anchor is not None or self._keep is not None:
             remains = _Remains(self.identity, self.mark, self._streams, self._anchor, self._keep)
+            self._streams = self._anchor = self._keep = None
             later(self._epoch, remains)
 
 
@@ -160,6 +166,9 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
             dormant = _dormant.pop(identity, None)
             if dormant is not None:
                 pool._streams, pool._anchor = dormant.stream, dormant.anchor
+            elif given is not None and snapshot(identity):
+                # Its last graph has gone, its memory has not; torch refuses such an id as it is.
+                torch.cuda.empty_cache()
         return pool
 
 

@@ -1,0 +1,440 @@
+"""GraphExec: an executable graph, its launches and its edits.
+
+The hard problem: an executable can be changed but not read, its nodes are named by those of the graph
+that it was made from, and what really runs a segment of a sequence may be another executable than its
+own (one that was joined from several, or torch's). So every change is worked out from a record of
+what was changed before (the shadow), is one driver call, and is recorded only when that has worked;
+and a `Target` knows which executable that is, and by which node it knows each node of the segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from . import edits, errors, frameworks
+from ._driver import capturing, editing, process, release, works
+from ._driver.bindings import types
+from ._driver.handles import ExecHandle
+from ._driver.ordering import CompletionMark
+from .nodes import Node
+from .streams import as_handle
+from .templates import Shadow, Template
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+__all__ = ["GraphExec"]
+
+_SWITCHABLE = (works.KERNEL, works.MEMCPY, works.MEMSET)
+
+
+class Target(Protocol):
+    """Which executable an edit goes to."""
+
+    #: the last work that may read what the executable names
+    mark: CompletionMark | None
+
+    def executable(self) -> Any:
+        """The CUgraphExec; raises once it is closed."""
+
+    def twin(self, node: Any) -> Any:
+        """The CUgraphNode by which the executable knows a node of the template."""
+
+    def update_from(self, graph: Any) -> editing.Refusal | None:
+        """Give all nodes the parameters of another graph's."""
+
+    def launch(self, handle: int, stream: Any) -> None:
+        """Launch it on a stream."""
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Keep others from launching or editing meanwhile."""
+
+    def close(self) -> None:
+        """Give it back, if it is ours to give."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone."""
+
+
+class OwnTarget:
+    """An executable that belongs to its `GraphExec`."""
+
+    def __init__(self, handle: ExecHandle) -> None:
+        self.handle = handle
+        self.driver = handle.driver
+        self.mark: CompletionMark | None = None
+        self._lock = threading.RLock()
+
+    def executable(self) -> Any:
+        return self.handle.value
+
+    def twin(self, node: Any) -> Any:
+        return node
+
+    def update_from(self, graph: Any) -> editing.Refusal | None:
+        return editing.update_exec(self.driver, self.executable(), graph)
+
+    def launch(self, handle: int, stream: Any) -> None:
+        if self.mark is None:
+            self.mark = CompletionMark(self.driver)
+        self.mark.order_after(handle, stream)
+        self.driver.cuGraphLaunch(self.executable(), stream)
+        self.mark.record(handle, stream)
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return self._lock
+
+    @property
+    def closed(self) -> bool:
+        return self.handle.closed
+
+    def close(self) -> None:
+        mark, self.mark = self.mark, None
+        if mark is not None:
+            with release.relaxed_thread():
+                mark.close()
+        self.handle.close()
+
+    def __del__(self, later: Any = release.later) -> None:
+        mark = getattr(self, "mark", None)
+        if mark is not None:
+            later(process.epoch, mark.close)
+
+
+class GraphExec:
+    """An executable graph. Made by `Graph.instantiate()`, or found as `segment.exec`.
+
+    Nodes are given as the nodes of the graph that it was made from. An edit changes what later
+    launches do; those that were launched before keep what they had. Calls from several threads run
+    one after the other.
+    """
+
+    __slots__ = ("__weakref__", "_keep", "_shadow", "_sources", "_target", "_template")
+
+    def __init__(
+        self, template: Template, target: Target, shadow: Shadow, keep: list[object]
+    ) -> None:
+        self._template, self._target, self._shadow = template, target, shadow
+        self._keep = keep  # what the template's nodes named when this was made
+        self._sources: object = None  # what a whole graph that this was updated from names
+
+    # ---- running
+
+    def launch(self, stream: Any = None) -> None:
+        """Run the graph once on a stream (a stream-like object or a handle; default: the current).
+
+        Raises `CUDAError` if the driver refuses, `ReplayError` on a stream that is capturing.
+        """
+        handle, stream = self._stream(stream)
+        with self._target.turn():
+            self._target.launch(handle, stream)
+
+    def upload(self, stream: Any = None) -> None:
+        """Bring the graph to the device now, so that the first launch need not."""
+        _, stream = self._stream(stream)
+        with self._target.turn():
+            self._template.driver.cuGraphUpload(self._target.executable(), stream)
+
+    def _stream(self, stream: Any) -> tuple[int, Any]:
+        driver = self._template.driver
+        if stream is None:
+            handle = frameworks.choose(driver, None).current_stream()
+        else:
+            handle = as_handle(stream)
+        made = types.CUstream(handle)
+        if capturing.status(driver, made) is not capturing.Status.NONE:
+            raise errors.launch_in_a_capture()
+        return handle, made
+
+    # ---- editing one node
+
+    def update(
+        self, node: Node, *, fn: Any = None, grid: Any = None, block: Any = None,
+        shared_bytes: Any = None, args: Mapping[int, Any] | None = None, src: Any = None,
+        dst: Any = None, nbytes: Any = None, value: Any = None, event: Any = None,
+        from_node: Node | None = None,
+    ) -> None:  # fmt: skip
+        """Change what a node does from the next launch on. What is not given stays as it is now.
+
+        Of a kernel: `grid` and `block` (one to three ints), `shared_bytes`, `args` (index -> value:
+        arrays, typed numbers, structures or bytes of the argument's size), and `fn`, another kernel,
+        with all its arguments. Of a copy: `src` and `dst` (arrays or addresses) and `nbytes`. Of a
+        fill: `dst`, `value` (an int that fits the element, or a typed number) and `nbytes`. Of an
+        event record or wait: `event`. `from_node`: everything from a node of any graph.
+
+        Arrays are kept alive for as long as the executable names them. Everything is checked before
+        the one driver call; when this raises, nothing has changed. Raises `UpdateError`, with
+        `.node` and `.field`, or `TypeError` for values of the wrong type.
+        """
+        given = {
+            "fn": fn, "grid": grid, "block": block, "shared_bytes": shared_bytes, "args": args,
+            "src": src, "dst": dst, "nbytes": nbytes, "value": value, "event": event,
+        }  # fmt: skip
+        changes = {name: what for name, what in given.items() if what is not None}
+        with self._target.turn():
+            before = self._work(node)
+            if from_node is not None:
+                if changes:
+                    raise errors.from_node_and_more(sorted(changes))
+                made = edits.Edited(_same_kind(node, before, from_node._work), _kept(from_node))
+            else:
+                made = self._edited(node, before, changes)
+            self._set(node, made, "/".join(changes) or "from_node")
+
+    def _edited(self, node: Node, before: works.Work, changes: Mapping[str, Any]) -> edits.Edited:
+        driver = self._template.driver
+        try:
+            return edits.edited(driver, node.label, node.kind, before, changes)
+        except ValueError as error:
+            raise errors.edit_refused(node, getattr(error, "field", None), str(error)) from None
+
+    def _set(self, node: Node, made: edits.Edited, field: str) -> None:
+        """The driver call, and then, when nothing can fail any more, the record of it."""
+        driver = self._template.driver
+        try:
+            self._write(node._handle, made.work)
+        except errors.CUDAError as error:
+            raise errors.edit_failed(node, field, error) from error
+        self._shadow.works[node.handle] = made.work
+        self._retire(self._shadow.owners.put(node.handle, made.owners))
+        del driver
+
+    def _write(self, handle: Any, work: works.Work) -> None:
+        target = self._target
+        editing.set_in_exec(self._template.driver, target.executable(), target.twin(handle), work)
+
+    def _retire(self, things: list[object]) -> None:
+        """Let go of what launches that are still running may read, when they have ended."""
+        mark = self._target.mark
+        if things and mark is not None:
+            release.later(process.epoch, _Retired(mark, things))
+
+    def _work(self, node: Node) -> works.Work:
+        """What a node of this executable does now; refuses any other node."""
+        self._check(node)
+        return self._template.current(node._handle, node._template.reader(), self._shadow)
+
+    def _check(self, node: Node) -> None:
+        if self._target.closed:
+            raise errors.exec_is_closed()
+        self._template.check(node)
+
+    # ---- switching nodes off and on
+
+    def disable(self, node: Node) -> None:
+        """Skip a kernel, copy or fill from the next launch on; its parameters stay, and can be edited."""
+        self._switch(node, False)
+
+    def enable(self, node: Node) -> None:
+        """Let a disabled node run again."""
+        self._switch(node, True)
+
+    def _switch(self, node: Node, enabled: bool) -> None:
+        with self._target.turn():
+            self._check(node)
+            if node.type_id not in _SWITCHABLE:
+                raise errors.cannot_be_switched(node)
+            try:
+                self._write_enabled(node._handle, enabled)
+            except errors.CUDAError as error:
+                raise errors.edit_failed(node, "enabled", error) from error
+            if enabled:
+                self._shadow.disabled.discard(node.handle)
+            else:
+                self._shadow.disabled.add(node.handle)
+
+    def _write_enabled(self, handle: Any, enabled: bool) -> None:
+        target = self._target
+        twin = target.twin(handle)
+        editing.set_enabled(self._template.driver, target.executable(), twin, enabled)
+
+    def is_enabled(self, node: Node) -> bool:
+        """Whether a node will run."""
+        self._check(node)
+        return node.handle not in self._shadow.disabled
+
+    # ---- editing from elsewhere
+
+    def update_from(self, graph: Graph) -> None:
+        """Take all parameters from a graph of the same topology, or change nothing.
+
+        Nodes are paired in the order in which they were added. Nodes that are disabled stay so.
+        Raises `UpdateError`, whose `.node` (of `graph`) and `.field` say what cannot change, and
+        whose `.changes` are all differences.
+        """
+        from .comparing import differences
+
+        other = graph._template
+        with self._target.turn():
+            if self._target.closed:
+                raise errors.exec_is_closed()
+            other.finish()
+            changes = differences(self._snapshot(), other.snapshot())
+            for change in changes:
+                if change.field == "attrs.cluster":
+                    # Some drivers take it and go on with the old one (ml-explore/mlx#2813).
+                    raise errors.update_refused("ATTRIBUTES_CHANGED", None, change, changes)
+            refusal = self._target.update_from(other.value)
+            if refusal is not None:
+                raise self._refused(refusal, other, changes)
+            self._take_over(other)
+
+    def _snapshot(self) -> Any:
+        """The template with this executable's own changes laid over it."""
+        root = self._template.root
+        before, root.shown = root.shown, self._shadow
+        try:
+            return self._template.snapshot()
+        finally:
+            root.shown = before
+
+    def _refused(
+        self, refusal: editing.Refusal, other: Template, changes: list[Any]
+    ) -> errors.UpdateError:
+        cause = (
+            None
+            if refusal.result > 1
+            else self._template.driver.error("cuGraphExecUpdate", refusal.code)
+        )
+        node = None
+        for template, handle in other.walk():
+            if int(handle) == refusal.node:
+                node = template.node(handle)
+        result = editing.UPDATE_RESULTS.get(refusal.result, f"result {refusal.result}")
+        chosen = next((c for c in changes if node is not None and c.after == node), None)
+        chosen = chosen or (changes[0] if changes and node is None else None)
+        return errors.update_refused(result, node, chosen, changes, refusal.code, cause)
+
+    def _take_over(self, other: Template) -> None:
+        """The record of a whole-graph update: each node does what its partner does."""
+        shadow, reader = self._shadow, other.reader()
+        for (_, mine), (_, theirs) in zip(self._template.walk(), other.walk(), strict=True):
+            work = reader.read(theirs)
+            if work.kind not in (works.CHILD, works.CONDITIONAL):
+                shadow.works[int(mine)] = work
+        before = self._shadow.owners.all()
+        shadow.owners = type(shadow.owners)()
+        self._retire([*before, self._sources])
+        self._sources = other.root.owners.all()
+        for template, handle in self._template.walk():
+            if int(handle) in shadow.disabled:
+                self._write_enabled(handle, False)
+            del template
+
+    @contextlib.contextmanager
+    def capture_update(self, node: Node, stream: Any = None) -> Iterator[Any]:
+        """Capture one operation in the block, and let a node do that from the next launch on.
+
+        `stream` is where to capture: it is yielded, and current for torch and CuPy inside. What was
+        captured does not run. Raises `UpdateError` unless it was just one node of the same kind.
+        """
+        from .parts import Recording
+
+        with self._target.turn():
+            self._check(node)
+        recording = Recording(self._template.driver, stream)
+        with recording:
+            yield recording.stream
+        captured = recording.template
+        nodes = captured.snapshot().by_insertion
+        if len(nodes) != 1:
+            raise errors.not_one_node(node, [each.label for each in nodes])
+        with self._target.turn():
+            before = self._work(node)
+            work = _same_kind(node, before, nodes[0]._work)
+            owners: edits.Owned = {"captured": recording.keep}
+            self._set(node, edits.Edited(work, owners), "capture_update")
+
+    # ---- for segments
+
+    def _reapply(self) -> None:
+        """Bring an executable that was made anew from the template to where the old one was."""
+        for template, handle in self._template.walk():
+            work = self._shadow.works.get(int(handle))
+            if work is not None:
+                self._write(handle, work)
+            if int(handle) in self._shadow.disabled:
+                self._write_enabled(handle, False)
+            del template
+
+    # ---- end
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can no longer be launched or edited."""
+        return self._target.closed
+
+    def close(self) -> None:
+        """Give the executable back once its launches have ended. A second call does nothing.
+
+        That of a segment belongs to its sequence: closing it here does nothing.
+        """
+        self._target.close()
+        self._keep, self._sources = [], None
+
+    def __enter__(self) -> GraphExec:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._shadow.works)} nodes edited"
+        return f"<GraphExec {state}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable("graph executable", "pickled or copied")
+
+
+class _Retired:
+    """Objects whose memory a launch may still read."""
+
+    __slots__ = ("_mark", "_things")
+
+    def __init__(self, mark: CompletionMark, things: list[object]) -> None:
+        self._mark, self._things = mark, things
+
+    def __call__(self) -> None:
+        self._mark.wait()
+        self._things = []
+
+
+def _kept(node: Node) -> edits.Owned:
+    """What owns the memory that another graph's node names: that graph's owners."""
+    return {"from_node": node._template.root.owners.all()}
+
+
+def _same_kind(node: Node, before: works.Work, after: works.Work) -> works.Work:
+    """Another node's work for this node; launch attributes stay, as the driver keeps them."""
+    if before.kind != after.kind:
+        raise errors.edit_refused(node, "kind", "the other node is of another kind")
+    if isinstance(before, works.Kernel) and isinstance(after, works.Kernel):
+        if before.attributes.cluster != after.attributes.cluster:
+            raise errors.edit_refused(node, "attrs.cluster", "cluster dimensions cannot change")
+        return dataclasses.replace(after, attributes=before.attributes)
+    if isinstance(before, works.Copy) and not before.is_flat:
+        raise errors.edit_refused(node, "src", "only copies of one dimension can change")
+    if before.kind not in edits.FIELDS and before.kind != works.HOST:
+        raise errors.edit_refused(node, "kind", "nodes of this kind cannot change")
+    return after
+
+
+def instantiate(template: Template, flags: int) -> GraphExec:
+    """A new executable from a template as it is."""
+    from ._driver.handles import GraphHandle, GraphView
+
+    handle = template.handle
+    assert isinstance(handle, (GraphHandle, GraphView))
+    template.finish()
+    value = template.value
+    driver = template.driver
+    made = ExecHandle(
+        driver, driver.cuGraphInstantiate(value, flags), (handle, template.root.lease)
+    )
+    return GraphExec(template, OwnTarget(made), Shadow(), template.root.owners.all())
