@@ -21,5 +21,6 @@ REGISTRY: dict[str, str] = {
     "decoder": "decoder",
     "training": "training",
     "peers": "peers",
+    "soak": "soak",
 }
 """Benchmark name (as `--only` takes it) -> module in this package."""

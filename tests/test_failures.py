@@ -428,7 +428,7 @@ CODES = {
     "cuLaunchKernel": (2, 700),
     "cuGraphInstantiate": (2, 1),
     "cuGraphLaunch": (2, 700),
-    "cuStreamIsCapturing": (906,),
+    "cuStreamIsCapturing": (),  # it can fail for the legacy stream only
     "cuEventSynchronize": (700,),
     "cuEventQuery": (600, 700),
     "cuThreadExchangeStreamCaptureMode": (),
@@ -587,3 +587,31 @@ class Interrupter:
             return attempt(work)
         finally:
             sys.settrace(before)
+
+
+def lines_of(work: Callable[[], Any]) -> int:
+    """How many lines of the library a piece of work runs."""
+    counter = Interrupter(-1)
+    counter.run(work)
+    return counter.seen
+
+
+def interrupted(device: Any, body: Callable[[Any, Any], Any], side: Any, place: int) -> str | None:
+    """Interrupt a program at one line; in words what was wrong afterwards, if anything was."""
+    interrupter, before = Interrupter(place), device.leaks()
+    seq = CUDAGraphSequence()
+    error: BaseException | None = interrupter.run(lambda: run(body, side, seq))
+    try:
+        assert isinstance(error, KeyboardInterrupt | Boom), f"{type(error).__name__}: {error}"
+        assert_nothing_open(device)
+        again = attempt(lambda: (seq.reset(), run(plain, side, seq)))
+        assert again is None, f"the next capture failed: {type(again).__name__}: {again}"
+        assert_nothing_open(device)
+        seq = error = again = None
+        assert_nothing_left(device, besides=before)
+    except AssertionError as wrong:
+        text = f"{interrupter.where}: {str(wrong)[:200]}"
+        traceback.clear_frames(wrong.__traceback__)
+    else:
+        return None
+    return text

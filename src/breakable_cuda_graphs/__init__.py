@@ -5,8 +5,10 @@
 Importing this package touches no driver and imports no torch; the first use does.
 """
 
+from .annotations import annotate
 from .breaks import force_no_graph, is_in_breakable_graph, no_graph
 from .capture import breakable_graph
+from .control import capture_if, capture_while
 from .errors import (
     CaptureError,
     CUDAError,
@@ -18,6 +20,7 @@ from .errors import (
     UpdateError,
     WorkspaceWarning,
 )
+from .graph import Graph, GraphExec
 from .segments import EagerSegment, GraphSegment
 from .sequence import BreakableCUDAGraph, CUDAGraphSequence
 
@@ -30,6 +33,8 @@ __all__ = [
     "CaptureError",
     "EagerSegment",
     "EscapedWorkWarning",
+    "Graph",
+    "GraphExec",
     "GraphSegment",
     "ProcessError",
     "ReplayError",
@@ -37,7 +42,10 @@ __all__ = [
     "UnjoinedStreamError",
     "UpdateError",
     "WorkspaceWarning",
+    "annotate",
     "breakable_graph",
+    "capture_if",
+    "capture_while",
     "force_no_graph",
     "is_in_breakable_graph",
     "no_graph",

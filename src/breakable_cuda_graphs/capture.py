@@ -148,11 +148,14 @@ class Block:
         self.framework: Framework = self._choose_framework(stream)
         if not contexts.ensure(self.driver, self.framework.context):
             raise errors.other_context()
-        pool = sequence._ensure_pool(self.framework)
-        self._stream_object = pool.stream if stream is None else stream
+        self._pool = sequence._ensure_pool(self.framework)
+        self._is_leased = stream is None
+        self._stream_object = self._pool.lease() if stream is None else stream
         self.stream = bindings.types.CUstream(as_handle(self._stream_object))
         self._handle = int(self.stream)
-        self.session: Session = self.framework.session(pool, self._stream_object, mode, generators)
+        self.session: Session = self.framework.session(
+            self._pool, self._stream_object, mode, generators
+        )
         self._ambient: Any = None
         self._segments: list[GraphSegment | EagerSegment] = []
         self._memory_mark: Any = None
@@ -161,7 +164,7 @@ class Block:
         self._held: list[Any] = []  # memory of arguments of breaks, until the block ends
         self._held_bytes = 0
         self._in_break = ""  # the name of the break that runs now
-        self._line = debugging.user_line()  # where the present segment began
+        self._line = self._user_line()  # where the present segment began
         self._poison: BaseException | None = None
 
     def _choose_framework(self, stream: Any) -> Framework:
@@ -173,15 +176,19 @@ class Block:
 
     def open(self) -> None:
         """Begin the first segment. Whatever fails, everything is as it was before."""
-        self._refuse_nesting()
         sequence = self.sequence
-        sequence._begin_capture()
+        try:
+            self._refuse_nesting()
+            sequence._begin_capture()
+        except BaseException:
+            self._end_lease()
+            raise
         self._memory_mark = sequence._memory.mark()
         try:
             with release.relaxed_thread():
                 self._ambient = bindings.types.CUstream(self.framework.current_stream())
                 self.session.enter()
-                sequence._pool.mark.order_after(self._handle, self.stream)  # type: ignore[union-attr]
+                self._pool.mark.order_after(self._handle, self.stream)
                 join(self.driver, self.stream, self._ambient)
             blocks.add(self)
             self._begin_segment()
@@ -229,6 +236,7 @@ class Block:
             lambda: self.session.leave(failed),
             self._join_ambient,
             lambda: blocks.remove(self),
+            self._end_lease,
         ]
         if failed:
             steps.append(self._roll_back)
@@ -245,6 +253,11 @@ class Block:
         if error is not None:
             for other in problems:
                 error.add_note(f"and while the block was closed: {other}")
+
+    def _end_lease(self) -> None:
+        if self._is_leased:
+            self._is_leased = False
+            self._pool.end_lease(keep=self.session.uses_workspace)
 
     def _join_ambient(self) -> None:
         if self._ambient is None:
@@ -364,7 +377,7 @@ class Block:
             return function(*args, **kwargs)  # a break inside a break is a plain call
         self._check_whole(name)
         self._end_segment(f"the break {name}")
-        self._line = debugging.user_line()
+        self._line = self._user_line()
         self._in_break = name
         try:
             if self._barrier_fn is not None:
@@ -379,6 +392,10 @@ class Block:
         self._segments.append(segment)
         self._begin_segment()
         return value
+
+    def _user_line(self) -> str:
+        """Where the user's code is now, if anybody will be told."""
+        return debugging.user_line() if self._rules.check_liveness else ""
 
     def _call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],

@@ -313,3 +313,8 @@ def as_event(value: Any) -> tuple[int, object]:
         if handle is not None:
             return int(handle), value
     raise errors.bad_type("event", value, "an event of torch, CuPy, Numba or the bindings")
+
+
+def is_known_to_driver(driver: Driver, address: int) -> bool:
+    """Whether an address is of the device, managed, or pinned; plain host memory is not."""
+    return _home(driver, address) is not None

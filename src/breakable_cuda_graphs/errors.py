@@ -42,10 +42,11 @@ class CUDAError(RuntimeError):
 
 
 class UpdateError(CUDAError):
-    """An executable graph could not be edited: `node` and `field` say where."""
+    """An executable graph could not be edited: `node` and `field` say where, `changes` all that differs."""
 
     node: object = None
     field: str | None = None
+    changes: tuple[object, ...] = ()
 
 
 class CaptureError(RuntimeError):
@@ -458,3 +459,450 @@ def advice(mode: str) -> list[str]:
     if mode == "global":
         notes.append(_OTHER_THREAD)
     return notes
+
+
+# ---------------------------------------------------------------- graphs, nodes and edits
+
+
+class FieldError(ValueError):
+    """A value does not fit a field of a node. `field` is the field's name, as in "args[2]"."""
+
+    field: str | None = None
+
+
+def _field(field: str, text: str) -> FieldError:
+    error = FieldError(text)
+    error.field = field
+    return error
+
+
+def _named(node: object) -> str:
+    label = str(getattr(node, "label", node))
+    return label if len(label) <= 120 else f"{label[:60]}...{label[-57:]}"
+
+
+# ---- graphs and executables that cannot be used so
+
+
+def graph_is_closed() -> RuntimeError:
+    return RuntimeError(
+        "this graph is closed, or its sequence was reset: its nodes are gone, and an executable of it "
+        "can no longer be edited"
+    )
+
+
+def graph_is_fixed() -> RuntimeError:
+    return RuntimeError(
+        "nothing can be added to or taken out of this graph: it belongs to a sequence, or is a copy "
+        "inside another graph. Edit the executable (segment.exec.update), or build a Graph() of your own."
+    )
+
+
+def graph_is_inside() -> RuntimeError:
+    return RuntimeError("this graph is inside a node of another: use the outer graph")
+
+
+def cannot_instantiate_draws() -> RuntimeError:
+    return RuntimeError(
+        "this segment draws random numbers, which torch has to prepare at each launch: only its "
+        "sequence can replay it"
+    )
+
+
+def exec_is_closed() -> RuntimeError:
+    return RuntimeError(
+        "this executable is closed, or its sequence was reset: it can be neither launched nor edited"
+    )
+
+
+def segment_has_no_executable(is_empty: bool) -> RuntimeError:
+    why = "nothing was captured in it" if is_empty else "its breakable_graph block has not ended"
+    return RuntimeError(f"this segment has no executable: {why}")
+
+
+def segment_cannot_be_launched() -> ReplayError:
+    return ReplayError(
+        "this segment cannot be launched alone: it is launched together with others, or by torch. "
+        "Replay the sequence."
+    )
+
+
+def launch_in_a_capture() -> ReplayError:
+    return ReplayError(
+        "an executable cannot be launched on a stream that is being captured; the capture is unharmed. "
+        "Put the graph in as a node (Graph.child), append it to the sequence, or launch it in a break."
+    )
+
+
+def child_of_itself() -> ValueError:
+    return ValueError("a graph cannot be a child of itself or of a graph inside it")
+
+
+def cannot_be_a_child(node: object) -> ValueError:
+    return ValueError(
+        f"this graph has a {getattr(node, 'kind', 'node')} node, and the driver cannot copy graphs with "
+        "allocations or conditional nodes: capture or build its work in the outer graph itself"
+    )
+
+
+def bodies_unknown(node: object) -> RuntimeError:
+    return RuntimeError(
+        "what is inside this conditional node is not known: it was made by another library, and only "
+        "drivers from 13.2 on can be asked"
+    )
+
+
+def copy_differs() -> RuntimeError:
+    return RuntimeError(
+        "the driver's copy of a captured graph has other nodes than the original, so they cannot be "
+        "edited. Please report this with the driver's version."
+    )
+
+
+def no_such_edge(source: object, target: object) -> ValueError:
+    return ValueError(f"{_named(target)} does not wait for {_named(source)}: there is no such edge")
+
+
+# ---- edits that are refused
+
+
+def _update(node: object, field: str | None, text: str) -> UpdateError:
+    error = UpdateError(text)
+    error.node, error.field = node, field
+    return error
+
+
+def edit_refused(node: object, field: str | None, why: str) -> UpdateError:
+    where = f"{field} of " if field else ""
+    return _update(
+        node,
+        field,
+        f"{where}the node {_named(node)} cannot be changed so: {why}. Nothing was changed.",
+    )
+
+
+def edit_failed(node: object, field: str, cause: CUDAError) -> UpdateError:
+    error = _update(
+        node,
+        field,
+        f"the driver refused to change {field} of the node {_named(node)} ({cause}). Nothing was "
+        "changed. What an executable lets change is listed with cuGraphExecNodeSetParams.",
+    )
+    error.call, error.code, error.name = cause.call, cause.code, cause.name
+    return error
+
+
+_UPDATE_REASONS = {
+    "TOPOLOGY_CHANGED": "nodes or edges (its topology) differ",
+    "NODE_TYPE_CHANGED": "a node is of another type",
+    "FUNCTION_CHANGED": "a kernel's function differs",
+    "PARAMETERS_CHANGED": "a parameter that may not change differs",
+    "NOT_SUPPORTED": "a node of this kind cannot be updated",
+    "UNSUPPORTED_FUNCTION_CHANGE": "a kernel's function changed in a way that is not allowed",
+    "ATTRIBUTES_CHANGED": "a launch attribute that may not change differs",
+}
+
+
+def update_refused(
+    result: str, node: object, change: object, changes: Sequence[object], code: int = 910,
+    cause: BaseException | None = None,
+) -> UpdateError:  # fmt: skip
+    """`change` is the difference that explains it (see `comparing.Change`), if one was found."""
+    if node is None and change is not None:
+        node = getattr(change, "node", None)
+    field = str(getattr(change, "field", "")) or None
+    why = _UPDATE_REASONS.get(result, "the driver does not say why")
+    told = f" ({change})" if change is not None else ""
+    where = f" at the node {_named(node)}" if node is not None else ""
+    text = (
+        f"the executable cannot take over this graph{where}: {why}{told}; {result}. Nothing was "
+        "changed. Instantiate the new graph, or build it with the same nodes and edges in the same order."
+    )
+    error = _update(node, field, text)
+    error.call, error.code, error.name = "cuGraphExecUpdate", code, result
+    error.changes = tuple(changes)
+    error.__cause__ = cause
+    return error
+
+
+def node_of_another_graph(node: object) -> UpdateError:
+    return _update(
+        node,
+        None,
+        f"the node {_named(node)} belongs to another graph: give a node of the graph that this "
+        "executable or graph was made from",
+    )
+
+
+def node_was_removed(node: object) -> UpdateError:
+    return _update(node, None, f"the node {_named(node)} was removed from its graph")
+
+
+def cannot_be_switched(node: object) -> UpdateError:
+    return _update(
+        node,
+        "enabled",
+        f"only kernels, copies and fills can be disabled, not the node {_named(node)}",
+    )
+
+
+def not_one_node(node: object, labels: Sequence[str]) -> UpdateError:
+    what = ", ".join(labels[:5]) or "nothing"
+    return _update(
+        node,
+        None,
+        f"capture_update for the node {_named(node)} has to capture just one operation, and captured "
+        f"{len(labels)}: {what}. Nothing was changed.",
+    )
+
+
+def from_node_and_more(fields: Sequence[str]) -> TypeError:
+    return TypeError(
+        f"from_node= takes everything from the other node; {', '.join(fields)} came too"
+    )
+
+
+def not_a_field(kind: str, label: str, name: str, allowed: Sequence[str]) -> FieldError:
+    known = ", ".join(allowed) or "nothing"
+    return _field(name, f"a {kind} node has no {name}; of {label} can be changed: {known}")
+
+
+def nothing_to_change(label: str) -> FieldError:
+    return _field("", f"nothing was given to change in {label}")
+
+
+# ---- kernels and their arguments
+
+
+def not_a_kernel(given: object) -> TypeError:
+    return TypeError(
+        f"{type(given).__name__} is not a kernel: give a CUfunction or CUkernel, a cuda.core Kernel, a "
+        "CuPy RawKernel, or a Numba or Triton kernel that has been compiled"
+    )
+
+
+def kernel_not_compiled_once(count: int) -> TypeError:
+    how = "not been compiled yet: call it once, or give it signatures" if not count else (
+        f"been compiled for {count} signatures: give one of its .overloads"
+    )  # fmt: skip
+    return TypeError(f"this Numba kernel has {how}")
+
+
+def argument_count(kernel: str, given: int, wanted: int) -> FieldError:
+    return _field("args", f"the kernel {kernel} takes {wanted} arguments, and {given} were given")
+
+
+def argument_size(kernel: str, index: int, value: object, given: int, wanted: int) -> FieldError:
+    return _field(
+        f"args[{index}]",
+        f"argument {index} of the kernel {kernel} has a size of {wanted} bytes, and the value given "
+        f"({type(value).__name__}) has {given} bytes",
+    )
+
+
+def no_such_argument(kernel: str, index: int, count: int) -> FieldError:
+    return _field(
+        f"args[{index}]", f"the kernel {kernel} has {count} arguments, and none with index {index}"
+    )
+
+
+def argument_without_size(kernel: str, index: int, value: object) -> TypeError:
+    return TypeError(
+        f"argument {index} of the kernel {kernel} is a bare Python {type(value).__name__}, whose size "
+        "is unknown: give a typed number, such as ctypes.c_int(n) or numpy.float32(x)"
+    )
+
+
+def argument_on_the_host(kernel: str, index: int, value: object) -> TypeError:
+    return TypeError(
+        f"argument {index} of the kernel {kernel} is an array in host memory "
+        f"({type(value).__name__}): kernels take device arrays, or an address as ctypes.c_void_p"
+    )
+
+
+def argument_of_unknown_type(kernel: str, index: int, value: object) -> TypeError:
+    return TypeError(
+        f"argument {index} of the kernel {kernel} cannot be a {type(value).__name__}: give an array, a "
+        "typed number (ctypes, numpy), a ctypes structure, or bytes of the argument's size"
+    )
+
+
+def argument_read_wrongly(index: int, size: int, wanted: int, at: int | None) -> ValueError:
+    where = "" if at is None else f" at byte {at}"
+    return ValueError(f"argument {index} has {size} bytes; {wanted} cannot be read{where}")
+
+
+def launch_shape(kernel: str, name: str, dim: Sequence[int], limits: Sequence[int]) -> FieldError:
+    return _field(
+        name,
+        f"the kernel {kernel} cannot be launched with {name} {tuple(dim)}: each of the three has to be "
+        f"from 1 to {tuple(limits)}",
+    )
+
+
+def too_many_threads(kernel: str, block: Sequence[int], threads: int, most: int) -> FieldError:
+    return _field(
+        "block",
+        f"the kernel {kernel} cannot be launched with block {tuple(block)}: {threads} threads a block, "
+        f"and {most} are the most",
+    )
+
+
+def too_much_shared_memory(kernel: str, given: int, most: int) -> FieldError:
+    return _field(
+        "shared_bytes",
+        f"the kernel {kernel} cannot be launched with {given} bytes of dynamic shared memory; at most "
+        f"{most} are set for it",
+    )
+
+
+# ---- copies and fills
+
+
+def null_address(field: str) -> FieldError:
+    return _field(field, f"{field} is the null address")
+
+
+def too_small(field: str, given: int, wanted: int) -> FieldError:
+    return _field(field, f"{field} is an array of {given} bytes, and {wanted} bytes are needed")
+
+
+def negative_size(field: str, number: int) -> FieldError:
+    return _field(field, f"{field} must not be negative, and is {number}")
+
+
+def nothing_to_copy(field: str) -> FieldError:
+    return _field(
+        field, f"{field} must not be zero: the driver has no empty copies, fills or switches"
+    )
+
+
+def only_flat_copies() -> FieldError:
+    return _field("src", "an executable lets only copies of one dimension change")
+
+
+def only_flat_fills(field: str) -> FieldError:
+    return _field(field, "an executable lets only fills of one dimension change their size")
+
+
+def memory_kind_changes(field: str, before: str, after: str) -> FieldError:
+    return _field(
+        field, f"{field} is {before}, and cannot become {after}: the kind of memory has to stay"
+    )
+
+
+def fill_element(size: int) -> FieldError:
+    return _field("value", f"the element of a fill has 1, 2 or 4 bytes, not {size}")
+
+
+def fill_value(value: int, size: int) -> FieldError:
+    return _field(
+        "value",
+        f"{value} does not fit an element of {size} bytes (0 to {(1 << 8 * size) - 1}); a typed number, "
+        "such as numpy.float32(1), brings its own size",
+    )
+
+
+def fill_size(nbytes: int, size: int) -> FieldError:
+    return _field("nbytes", f"{nbytes} bytes are not a whole number of elements of {size} bytes")
+
+
+def fill_alignment(address: int, size: int) -> FieldError:
+    return _field("dst", f"{address:#x} is not a multiple of the element's size, {size} bytes")
+
+
+# ---- captures into graphs
+
+
+def stream_is_captured() -> CaptureError:
+    return CaptureError(
+        "this stream is being captured already, and that capture is unharmed: capture on another one"
+    )
+
+
+def part_is_used_up() -> CaptureError:
+    return CaptureError("this capture was entered before: call graph.capture() for each")
+
+
+def recording_lost(cause: BaseException) -> CaptureError:
+    error = CaptureError(
+        f"the capture into the graph was lost ({cause}): something in it cannot be captured (a host "
+        "read such as .item(), a synchronisation, an allocation by another library). The graph is as "
+        "it was."
+    )
+    error.__cause__ = cause
+    return error
+
+
+def recording_has_host_nodes() -> CaptureError:
+    return CaptureError(
+        "a host callback was captured, which is not safe to launch from Python: use Graph.host. The "
+        "graph is as it was."
+    )
+
+
+def recording_draws() -> CaptureError:
+    return CaptureError(
+        "random numbers of torch were drawn in a capture into a graph, or in the body of a conditional "
+        "node: torch has to prepare each launch of those, which only a segment of a sequence has. Draw "
+        "before it, or in the segment around it."
+    )
+
+
+def not_in_a_body(label: str) -> CaptureError:
+    return CaptureError(
+        f"the body of a conditional node cannot hold a {label} node: only kernels, copies and fills of "
+        "the device, child graphs and conditional nodes"
+    )
+
+
+# ---- conditionals
+
+
+def no_compiler(cause: BaseException) -> RuntimeError:
+    return RuntimeError(
+        f"conditional nodes need a small kernel that is compiled at run time, and NVRTC cannot be "
+        f"loaded ({cause}): install the CUDA toolkit's nvrtc (pip install nvidia-cuda-nvrtc)"
+    )
+
+
+def does_not_compile(code: int, log: str) -> RuntimeError:
+    return RuntimeError(
+        f"NVRTC could not compile this library's kernels (code {code}): {log[:500]}"
+    )
+
+
+def not_a_flag(given: object, why: str) -> TypeError:
+    return TypeError(
+        f"the flag of a conditional has to be one number in device memory, and {type(given).__name__} "
+        f"{why}"
+    )
+
+
+def break_in_a_body(name: str, where: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} was called in the body of {where}: a body runs on the device, where nothing "
+        "can be eager. Call it outside, or write the choice as ordinary Python in a break."
+    )
+    error.function = name
+    return error
+
+
+def body_returns(where: str) -> TypeError:
+    return TypeError(
+        f"the functions of {where} have to return None: which of them runs is not known at capture. "
+        "Write results into existing tensors."
+    )
+
+
+# ---- rebinding
+
+
+def cannot_rebind(why: str) -> ValueError:
+    return ValueError(f"cannot rebind: {why}. Nothing was changed.")
+
+
+def rebind_in_capture() -> ReplayError:
+    return ReplayError(
+        "a sequence cannot be rebound while it is captured, or by one of its own breaks"
+    )

@@ -36,8 +36,9 @@ _SWITCHABLE = (works.KERNEL, works.MEMCPY, works.MEMSET)
 class Target(Protocol):
     """Which executable an edit goes to."""
 
-    #: the last work that may read what the executable names
-    mark: CompletionMark | None
+    @property
+    def mark(self) -> CompletionMark | None:
+        """The end of the last work that may read what the executable names."""
 
     def executable(self) -> Any:
         """The CUgraphExec; raises once it is closed."""
@@ -65,11 +66,16 @@ class Target(Protocol):
 class OwnTarget:
     """An executable that belongs to its `GraphExec`."""
 
-    def __init__(self, handle: ExecHandle) -> None:
+    def __init__(self, handle: ExecHandle, mark: CompletionMark) -> None:
         self.handle = handle
         self.driver = handle.driver
-        self.mark: CompletionMark | None = None
+        self._mark: CompletionMark | None = mark
         self._lock = threading.RLock()
+        self._epoch = process.epoch
+
+    @property
+    def mark(self) -> CompletionMark | None:
+        return self._mark
 
     def executable(self) -> Any:
         return self.handle.value
@@ -81,11 +87,11 @@ class OwnTarget:
         return editing.update_exec(self.driver, self.executable(), graph)
 
     def launch(self, handle: int, stream: Any) -> None:
-        if self.mark is None:
-            self.mark = CompletionMark(self.driver)
-        self.mark.order_after(handle, stream)
-        self.driver.cuGraphLaunch(self.executable(), stream)
-        self.mark.record(handle, stream)
+        executable, mark = self.executable(), self._mark
+        assert mark is not None
+        mark.order_after(handle, stream)
+        self.driver.cuGraphLaunch(executable, stream)
+        mark.record(handle, stream)
 
     def turn(self) -> AbstractContextManager[Any]:
         return self._lock
@@ -95,16 +101,17 @@ class OwnTarget:
         return self.handle.closed
 
     def close(self) -> None:
-        mark, self.mark = self.mark, None
-        if mark is not None:
-            with release.relaxed_thread():
-                mark.close()
-        self.handle.close()
+        mark, self._mark = self._mark, None
+        if mark is None or not process.can_release(self._epoch):
+            return
+        with release.relaxed_thread():
+            mark.close()
+            self.handle.close()
 
     def __del__(self, later: Any = release.later) -> None:
-        mark = getattr(self, "mark", None)
+        mark = getattr(self, "_mark", None)
         if mark is not None:
-            later(process.epoch, mark.close)
+            later(self._epoch, mark.close)
 
 
 class GraphExec:
@@ -115,14 +122,13 @@ class GraphExec:
     one after the other.
     """
 
-    __slots__ = ("__weakref__", "_keep", "_shadow", "_sources", "_target", "_template")
+    __slots__ = ("__weakref__", "_keep", "_shadow", "_target", "_template")
 
     def __init__(
         self, template: Template, target: Target, shadow: Shadow, keep: list[object]
     ) -> None:
         self._template, self._target, self._shadow = template, target, shadow
         self._keep = keep  # what the template's nodes named when this was made
-        self._sources: object = None  # what a whole graph that this was updated from names
 
     # ---- running
 
@@ -196,14 +202,12 @@ class GraphExec:
 
     def _set(self, node: Node, made: edits.Edited, field: str) -> None:
         """The driver call, and then, when nothing can fail any more, the record of it."""
-        driver = self._template.driver
         try:
             self._write(node._handle, made.work)
         except errors.CUDAError as error:
             raise errors.edit_failed(node, field, error) from error
         self._shadow.works[node.handle] = made.work
         self._retire(self._shadow.owners.put(node.handle, made.owners))
-        del driver
 
     def _write(self, handle: Any, work: works.Work) -> None:
         target = self._target
@@ -307,8 +311,7 @@ class GraphExec:
             if int(handle) == refusal.node:
                 node = template.node(handle)
         result = editing.UPDATE_RESULTS.get(refusal.result, f"result {refusal.result}")
-        chosen = next((c for c in changes if node is not None and c.after == node), None)
-        chosen = chosen or (changes[0] if changes and node is None else None)
+        chosen = _explaining(result, node, changes)
         return errors.update_refused(result, node, chosen, changes, refusal.code, cause)
 
     def _take_over(self, other: Template) -> None:
@@ -320,12 +323,11 @@ class GraphExec:
                 shadow.works[int(mine)] = work
         before = self._shadow.owners.all()
         shadow.owners = type(shadow.owners)()
-        self._retire([*before, self._sources])
-        self._sources = other.root.owners.all()
-        for template, handle in self._template.walk():
+        self._retire([*before, shadow.sources])
+        shadow.sources = other.root.owners.all()
+        for _, handle in self._template.walk():
             if int(handle) in shadow.disabled:
                 self._write_enabled(handle, False)
-            del template
 
     @contextlib.contextmanager
     def capture_update(self, node: Node, stream: Any = None) -> Iterator[Any]:
@@ -355,13 +357,12 @@ class GraphExec:
 
     def _reapply(self) -> None:
         """Bring an executable that was made anew from the template to where the old one was."""
-        for template, handle in self._template.walk():
+        for _, handle in self._template.walk():
             work = self._shadow.works.get(int(handle))
             if work is not None:
                 self._write(handle, work)
             if int(handle) in self._shadow.disabled:
                 self._write_enabled(handle, False)
-            del template
 
     # ---- end
 
@@ -376,7 +377,7 @@ class GraphExec:
         That of a segment belongs to its sequence: closing it here does nothing.
         """
         self._target.close()
-        self._keep, self._sources = [], None
+        self._keep = []
 
     def __enter__(self) -> GraphExec:
         return self
@@ -389,7 +390,27 @@ class GraphExec:
         return f"<GraphExec {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise errors.not_copyable("graph executable", "pickled or copied")
+        raise errors.not_copyable("graph executable")
+
+
+#: Which differences a reason of the driver's is about.
+_EXPLAINS = {
+    "TOPOLOGY_CHANGED": ("topology", "edges"),
+    "NODE_TYPE_CHANGED": ("kind",),
+    "FUNCTION_CHANGED": ("fn",),
+    "UNSUPPORTED_FUNCTION_CHANGE": ("fn",),
+    "ATTRIBUTES_CHANGED": ("attrs.cooperative", "attrs.priority", "attrs.cluster"),
+}
+
+
+def _explaining(result: str, node: Node | None, changes: list[Any]) -> Any:
+    """The difference that explains a refusal: of the reason's kind if there is one, of the node."""
+    of_node = [c for c in changes if node is not None and c.after == node] or (
+        changes if node is None else []
+    )
+    of_kind = [c for c in of_node if c.field in _EXPLAINS.get(result, ())]
+    of_kind = of_kind or [c for c in changes if c.field in _EXPLAINS.get(result, ())]
+    return next(iter([*of_kind, *of_node]), None)
 
 
 class _Retired:
@@ -427,14 +448,16 @@ def _same_kind(node: Node, before: works.Work, after: works.Work) -> works.Work:
 
 def instantiate(template: Template, flags: int) -> GraphExec:
     """A new executable from a template as it is."""
-    from ._driver.handles import GraphHandle, GraphView
-
     handle = template.handle
-    assert isinstance(handle, (GraphHandle, GraphView))
     template.finish()
     value = template.value
     driver = template.driver
-    made = ExecHandle(
-        driver, driver.cuGraphInstantiate(value, flags), (handle, template.root.lease)
-    )
-    return GraphExec(template, OwnTarget(made), Shadow(), template.root.owners.all())
+    mark = CompletionMark(driver)
+    try:
+        with release.relaxed_thread():
+            executable = driver.cuGraphInstantiate(value, flags)
+    except BaseException:
+        mark.close()
+        raise
+    made = ExecHandle(driver, executable, (handle, template.root.lease), mark.is_lost)
+    return GraphExec(template, OwnTarget(made, mark), Shadow(), template.root.owners.all())

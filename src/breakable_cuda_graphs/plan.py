@@ -136,12 +136,15 @@ def _join(driver: Driver, run: list[GraphSegment], mark: CompletionMark) -> None
     if all(segment._executable is run[0]._executable is not None for segment in run):
         return  # joined when an earlier block of the sequence ended
     parent = GraphHandle.create(driver)
-    after: list[Any] = []
+    nodes: list[Any] = []
     for segment in run:
-        node = driver.cuGraphAddChildGraphNode(
-            parent.value, after or None, len(after), segment._handle.value
+        after = nodes[-1:]
+        nodes.append(
+            driver.cuGraphAddChildGraphNode(
+                parent.value, after or None, len(after), segment._handle.value
+            )
         )
-        after, segment._joined = [node], node
     executable = ExecHandle.instantiate(parent, is_lost=mark.is_lost)
-    for segment in run:
-        segment._executable = executable
+    for segment, node in zip(run, nodes, strict=True):
+        segment._executable, segment._joined = executable, node
+        segment._reapply()  # what was edited in the executable that ran it until now

@@ -7,17 +7,36 @@ knows its graph (what was captured) and, apart from it, what launches it.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from . import errors
+from ._driver import bindings, contexts, editing, reading
 from ._driver.handles import ExecHandle, GraphHandle, GraphView
+from ._driver.ordering import CompletionMark
+from .executables import GraphExec
 from .frameworks.base import Runner
+from .journals import claim
+from .places import Places
 from .results import StaticResult
+from .templates import Shadow, Template, edited_clone, twins
+
+if TYPE_CHECKING:
+    from .graph import Graph
+    from .sequence import CUDAGraphSequence
 
 __all__ = ["EagerSegment", "GraphSegment"]
 
 
 class GraphSegment:
-    """Work captured between two breaks; it may be empty. Made by a capture, not by users."""
+    """Work captured between two breaks; it may be empty. Made by a capture, not by users.
+
+    graph: what was captured, to be looked at; its nodes show what will run, edits included.
+    exec: edits whatever executable really runs the segment.
+    """
 
     def __init__(
         self, index: int, graph: GraphHandle | GraphView, node_kinds: frozenset[int],
@@ -29,14 +48,92 @@ class GraphSegment:
         self._runner = runner
         self._executable: ExecHandle | None = None  # of its own, or the joined one
         self._joined: Any = None  # the child node that stands for it in a joined graph
+        self._closed = False
+        self._home: weakref.ref[CUDAGraphSequence] | None = None
+        self._template = self._new_template(graph)
+        self._editor: GraphExec | None = None
+
+    def _new_template(self, graph: GraphHandle | GraphView) -> Template:
+        me = weakref.ref(self)
+
+        def is_alive() -> bool:
+            segment = me()
+            return segment is not None and not segment._closed
+
+        context = contexts.current(graph.driver)
+        template = Template(graph.driver, graph, context=context, is_open=False, is_alive=is_alive)
+        template.shown = Shadow()
+        template.draws = self._runner is not None
+        journal = claim(self.index)
+        if journal is not None:
+            nodes = graph.driver.graph_nodes(graph.value)
+            template.notes.update(journal.notes(self.index, nodes))
+            template.known.update(journal.known(self.index))
+            template.together.update(journal.together(self.index))
+        return template
+
+    @classmethod
+    def _of_graph(cls, index: int, graph: Graph) -> GraphSegment:
+        """A segment that runs a graph which was built by hand; nothing can be added to it any more."""
+        template = graph._template
+        template.require_open()
+        if template.parent is not None:
+            raise errors.graph_is_inside()
+        template.finish()
+        kinds = frozenset(reading.node_type(template.driver, node) for _, node in template.walk())
+        assert isinstance(template.handle, GraphHandle)
+        made = cls(index, template.handle, kinds, None)
+        template.is_open, template.shown = False, Shadow()
+        made._template = template
+        return made
+
+    def _belong(self, sequence: CUDAGraphSequence) -> None:
+        """The sequence that runs this segment: its turn, its mark, and whose memory is whose."""
+        self._home = weakref.ref(sequence)
+        self._template.resolver = Places(sequence).name
+        self._template.lease = sequence._pool
+
+    @property
+    def graph(self) -> Graph:
+        """The captured graph. It belongs to the sequence: nothing can be added to it or removed."""
+        return self._template.graph
+
+    @property
+    def exec(self) -> GraphExec:
+        """Edits the executable that runs this segment, alone or joined with others; never a second.
+
+        Edits reach the next replay. Once the sequence was reset it is closed.
+        """
+        if self._editor is None:
+            shadow = self._template.shown
+            assert shadow is not None
+            self._editor = GraphExec(self._template, SegmentTarget(self), shadow, [])
+        return self._editor
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was captured; such a segment is not launched."""
         return not self._kinds
 
+    def _edited(self) -> GraphHandle | GraphView:
+        """The graph as it will run, for a copy in another capture."""
+        shadow = self._template.shown
+        if shadow is None or shadow.is_empty:
+            return self._handle
+        return edited_clone(self._template, shadow)
+
+    def _reapply(self) -> None:
+        """Bring the edits to an executable that was made anew."""
+        shadow, editor = self._template.shown, self._editor
+        if editor is not None:
+            assert isinstance(editor._target, SegmentTarget)
+            editor._target.moved()
+        if shadow is not None and not shadow.is_empty:
+            self.exec._reapply()
+
     def close(self) -> None:
         """Give back what launches the segment. Its graph goes with the last reference to it."""
+        self._closed = True
         if self._executable is not None:
             self._executable.close()
         if self._runner is not None:
@@ -45,6 +142,95 @@ class GraphSegment:
     def __repr__(self) -> str:
         what = "empty" if self.is_empty else "drawing" if self._runner else "captured"
         return f"<GraphSegment {self.index}: {what}>"
+
+
+class SegmentTarget:
+    """Which executable runs a segment now, and by which node it knows each of the segment's."""
+
+    def __init__(self, segment: GraphSegment) -> None:
+        self._segment = weakref.ref(segment)
+        self._twins: dict[int, Any] | None = None  # by a node of the segment; None: not asked yet
+
+    def _alive(self) -> GraphSegment:
+        segment = self._segment()
+        if segment is None or segment._closed:
+            raise errors.exec_is_closed()
+        return segment
+
+    def executable(self) -> Any:
+        segment = self._alive()
+        if segment._runner is not None:
+            return bindings.types.CUgraphExec(int(segment._runner.raw_exec))
+        if segment._executable is None:
+            raise errors.segment_has_no_executable(segment.is_empty)
+        return segment._executable.value
+
+    def twin(self, node: Any) -> Any:
+        segment = self._alive()
+        place = self._place(segment)
+        if place is None:
+            return node
+        if self._twins is None:
+            driver = segment._handle.driver
+            copy = driver.cuGraphChildGraphNodeGetGraph(place)
+            self._twins = twins(driver, segment._template, copy)
+        return self._twins[int(node)]
+
+    def moved(self) -> None:
+        """Another executable runs the segment from now on."""
+        self._twins = None
+
+    def _place(self, segment: GraphSegment) -> Any:
+        """The child node that stands for the segment in what is launched; None: it is that itself."""
+        if segment._runner is None:
+            return segment._joined
+        if isinstance(segment._handle, GraphView):  # torch's graph is the captured one
+            return None
+        driver = segment._handle.driver
+        graph = bindings.types.CUgraph(int(segment._runner.raw_graph))
+        (node,) = driver.graph_nodes(graph)
+        return node
+
+    def update_from(self, graph: Any) -> editing.Refusal | None:
+        segment = self._alive()
+        driver, place = segment._handle.driver, self._place(segment)
+        if place is None:
+            return editing.update_exec(driver, self.executable(), graph)
+        code = editing.set_child(driver, self.executable(), place, graph)
+        return editing.Refusal(code, 1, 0, 0) if code else None
+
+    def launch(self, handle: int, stream: Any) -> None:
+        segment = self._alive()
+        mark = self.mark
+        if segment._runner is not None or segment._joined is not None or mark is None:
+            raise errors.segment_cannot_be_launched()
+        mark.order_after(handle, stream)
+        segment._handle.driver.cuGraphLaunch(self.executable(), stream)
+        mark.record(handle, stream)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        segment = self._segment()
+        home = segment._home() if segment is not None and segment._home is not None else None
+        if home is None or home._runner_thread == threading.get_ident():
+            yield  # a break edits the sequence that it is in: it has the turn already
+            return
+        with home._turn:
+            yield
+
+    @property
+    def mark(self) -> CompletionMark | None:
+        segment = self._segment()
+        home = segment._home() if segment is not None and segment._home is not None else None
+        return None if home is None else home._mark
+
+    @property
+    def closed(self) -> bool:
+        segment = self._segment()
+        return segment is None or segment._closed
+
+    def close(self) -> None:
+        """Does nothing: the executable is the sequence's."""
 
 
 class EagerSegment:

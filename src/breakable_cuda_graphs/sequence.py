@@ -114,8 +114,10 @@ class CUDAGraphSequence:
 
     def _is_at_home(self, plan: Plan) -> bool:
         """Whether context, stream and modes are such that the loop can run right here."""
+        code, context = plan.current_context()
         return (
-            int(plan.current_context()[1]) == self._context
+            not code
+            and int(context) == self._context
             and not plan.capture_status(self._stream)[1]
             and (not plan.has_breaks or plan.modes == plan.framework.modes())
         )

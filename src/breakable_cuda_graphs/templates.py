@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors
-from ._driver import conditionals, editing, reading, works
+from ._driver import conditionals, editing, reading, release, works
 from ._driver.bindings import Driver, types
 from ._driver.handles import GraphHandle, GraphView
 from .nodes import NODES, Edge, Node
@@ -55,12 +55,13 @@ class Shadow:
     There are no getters for executables (CUDA driver API), so this is the only record.
     """
 
-    __slots__ = ("disabled", "owners", "works")
+    __slots__ = ("disabled", "owners", "sources", "works")
 
     def __init__(self) -> None:
         self.works: dict[int, works.Work] = {}
         self.disabled: set[int] = set()
         self.owners = Owners()
+        self.sources: object = None  # owners of the graph that a whole update came from
 
     @property
     def is_empty(self) -> bool:
@@ -134,6 +135,7 @@ class Template:
             self.shown: Shadow | None = None
             self.resolver: Callable[[int], str | None] = _nothing_known
             self.lease: object = None  # what the memory of captured work is kept by
+            self.draws = False  # whether torch has to prepare each launch with random numbers
             self._is_alive = is_alive
             self._serials: dict[int, int] = {}
             self._count = itertools.count()
@@ -158,7 +160,7 @@ class Template:
     @property
     def graph(self) -> Graph:
         """The `Graph` for this template."""
-        graph = self._graph and self._graph()
+        graph = self._graph() if self._graph is not None else None
         if graph is None:
             from .graph import Graph
 
@@ -168,7 +170,8 @@ class Template:
 
     def close(self) -> None:
         """Give the graph back, if it is ours."""
-        self.root.handle.close()
+        with release.relaxed_thread():
+            self.root.handle.close()
 
     # ---- nodes
 
@@ -428,3 +431,55 @@ def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
         done = set(order)
         order += [number for number in range(count) if number not in done]
     return order
+
+
+def twins(driver: Driver, template: Template, graph: Any) -> dict[int, Any]:
+    """Which node of a copy of a graph is which, by the address of the original.
+
+    Copies (clones, child nodes) keep the order in which nodes were added; the kinds are compared to
+    be sure.
+    """
+    found: dict[int, Any] = {}
+    _pair(driver, driver.graph_nodes(template.value), driver.graph_nodes(graph), found)
+    return found
+
+
+def _pair(driver: Driver, mine: list[Any], theirs: list[Any], found: dict[int, Any]) -> None:
+    if len(mine) != len(theirs):
+        raise errors.copy_differs()
+    for one, other in zip(mine, theirs, strict=True):
+        kind = reading.node_type(driver, one)
+        if kind != reading.node_type(driver, other):
+            raise errors.copy_differs()
+        found[int(one)] = other
+        if kind == works.CHILD:
+            inside, copy = (
+                driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node))
+                for node in (one, other)
+            )
+            _pair(driver, inside, copy, found)
+
+
+def edited_clone(template: Template, shadow: Shadow) -> GraphHandle:
+    """A copy of a graph with an executable's edits in it; what is disabled is taken out."""
+    driver = template.driver
+    clone = GraphHandle(driver, driver.cuGraphClone(template.value))
+    copies = twins(driver, template, clone.value)
+    for _, handle in template.walk():
+        work = shadow.works.get(int(handle))
+        if work is not None and int(handle) not in shadow.disabled:
+            editing.set_in_graph(driver, copies[int(handle)], work)
+    for handle_number in shadow.disabled:
+        node = copies.get(handle_number)
+        if node is not None:
+            _become_empty(driver, clone.value, node)
+    return clone
+
+
+def _become_empty(driver: Driver, graph: Any, node: Any) -> None:
+    """An empty node takes a node's place: what waited for it waits for what it waited for."""
+    before, behind = driver.node_dependencies(node), driver.node_dependents(node)
+    empty = editing.add(driver, graph, before, works.Empty())
+    if behind:
+        driver.add_dependencies(graph, [empty] * len(behind), behind)
+    driver.cuGraphDestroyNode(node)

@@ -29,7 +29,7 @@ SIMULATOR_VARIABLE = "BREAKABLE_CUDA_GRAPHS_SIMULATOR"
 _SUCCESS = 0
 
 #: How many nodes to ask for at first: small graphs are read in one call instead of two.
-_GUESS = 16
+_GUESS = 4
 
 
 class CaptureInfo(NamedTuple):

@@ -64,7 +64,7 @@ def _compile(source: str, architecture: str) -> bytes:
             raise errors.does_not_compile(int(code), _log(nvrtc, program))
         image = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
         _checked(nvrtc.nvrtcGetCUBIN(program, image))
-        return image
+        return bytes(image)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -72,7 +72,7 @@ def _compile(source: str, architecture: str) -> bytes:
 def _log(nvrtc: Any, program: Any) -> str:
     text = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
     _checked(nvrtc.nvrtcGetProgramLog(program, text))
-    return text.decode(errors="replace").strip("\0 \n")
+    return str(text.decode(errors="replace")).strip("\0 \n")
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

@@ -30,7 +30,10 @@ class Layout(NamedTuple):
 def node_type(driver: bindings.Driver, node: Any) -> int:
     """`CUgraphNodeType` as a number; -1 for a kind that these bindings do not know."""
     try:
-        return int(driver.cuGraphNodeGetType(node))
+        code, kind = driver.module.cuGraphNodeGetType(node)
+        if code:
+            raise driver.error("cuGraphNodeGetType", code)
+        return int(kind)
     except ValueError:
         return -1
 
@@ -45,10 +48,14 @@ class KernelReader:
     def __init__(self, driver: bindings.Driver) -> None:
         self.driver = driver
         self._layouts: dict[int, Layout] = {}
+        self._get_params = driver.module.cuGraphKernelNodeGetParams  # raw: once for each kernel
 
     def params(self, node: Any) -> Any:
         """The driver's struct for a kernel node. Never print it: its repr may crash the process."""
-        return self.driver.cuGraphKernelNodeGetParams(node)
+        code, params = self._get_params(node)
+        if code:
+            raise self.driver.error("cuGraphKernelNodeGetParams", code)
+        return params
 
     def layout(self, params: Any) -> Layout:
         """Name and parameters of the kernel that a struct launches."""

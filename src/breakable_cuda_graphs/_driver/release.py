@@ -90,6 +90,7 @@ def _drain_all() -> int:
             except Exception:  # one that fails must not keep the others from being released
                 _log.exception("a handle could not be released")
             released += 1
+            del release  # it may hold the last reference to something that then queues itself
     return released
 
 

@@ -32,6 +32,10 @@ class Runner(Protocol):
     def raw_exec(self) -> Any:
         """The executable that a replay launches; a view, the framework owns it."""
 
+    @property
+    def raw_graph(self) -> Any:
+        """The graph that it was made from; the captured one is its only node, a child."""
+
 
 class Captured(NamedTuple):
     """How a segment ended. `code` is the driver's; `problem` an error of the framework's own."""
@@ -51,7 +55,13 @@ class Pool(Protocol):
 
     @property
     def stream(self) -> Any:
-        """The framework's stream object for the capture stream."""
+        """The framework's stream object for the capture stream; from now on it stays the same."""
+
+    def lease(self) -> Any:
+        """The stream for one block's captures; nobody else captures on it until `end_lease`."""
+
+    def end_lease(self, keep: bool) -> None:
+        """A block is over; `keep` the stream for this pool, or let others have it."""
 
     @property
     def mark(self) -> CompletionMark:
@@ -116,6 +126,9 @@ class Arrays(Protocol):
 
 class Session(Protocol):
     """One block's dealings with a framework. `leave` is called whatever happened before."""
+
+    #: whether captured work depends on the capture stream itself (a workspace of it)
+    uses_workspace: bool
 
     def enter(self) -> None:
         """Make the capture stream current and get ready for the first segment."""

@@ -44,20 +44,28 @@ class RawPool:
     """Without a framework there is no pool of memory; what is shared is the capture stream."""
 
     def __init__(self, driver: Driver) -> None:
-        self.mark = CompletionMark(driver)
-        self.stream = RawStream(StreamHandle.create(driver))
         self._epoch = process.epoch
+        self.stream = RawStream(StreamHandle.create(driver))
+        self.mark = CompletionMark(driver)  # last: made whole, it has to be closed
 
     @property
     def handle(self) -> RawPool:
         return self
+
+    def lease(self) -> RawStream:
+        return self.stream
+
+    def end_lease(self, keep: bool) -> None:
+        """The stream stays with the pool."""
 
     def discard(self) -> None:
         """Queue the mark for release; the stream goes with its last reference."""
         release.later(self._epoch, self.mark.close)
 
     def __del__(self, later: Any = release.later) -> None:
-        later(self._epoch, self.mark.close)
+        mark = getattr(self, "mark", None)
+        if mark is not None:
+            later(self._epoch, mark.close)
 
 
 class NoArrays:
@@ -119,6 +127,7 @@ class RawSession:
         self.stream = types.CUstream(as_handle(stream))
         self._undo = contextlib.ExitStack()
         self._is_open = False
+        self.uses_workspace = False
 
     def enter(self) -> None:
         self._undo.enter_context(self.framework.stream_current(self.external))

@@ -13,11 +13,11 @@ two captures at once cannot both draw, and what refills the tensors has to be or
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy
 import torch
 
 from ... import errors
@@ -70,26 +70,24 @@ class Draws:
         with self._traffic.closing(self, self._stream):
             yield
 
-    def ending(self) -> list[int]:
-        """Inside the capture, just before its end: how much each generator has drawn."""
-        if self.is_guest:
-            return [0] * len(self._counters)
-        return [counter.ending() for counter in self._counters]
+    def ending(self, survey: Survey | None) -> tuple[list[int], bool, Exception | None]:
+        """Inside the capture, just before its end.
 
-    def judge(self, survey: Survey | None, used: list[int]) -> tuple[bool, Exception | None]:
-        """Whether the segment needs torch's refill at replay, and whether that can be right.
-
-        The offset alone does not tell: a checkpoint draws and puts the offset back.
+        Returns how much each generator has drawn, whether the segment needs torch's refill at
+        replay, and what makes that impossible. The offset alone does not tell: a checkpoint draws
+        and puts the offset back.
         """
-        if survey is None:
-            return False, None
+        nothing = [0] * len(self._counters)
+        if survey is None:  # a capture that is lost cannot be asked for its offsets any more
+            return nothing, False, None
         reads = bool(generator_words(survey.kernel_words()))
+        used = nothing if self.is_guest else [c.ending(reads) for c in self._counters]
         if reads and self.is_guest and not self._traffic.spoil_hosts(self):
             for generator, offset in zip(self.generators, self._offsets_of_host, strict=True):
                 _set_inside(generator, generator.initial_seed(), offset)
         if reads and (self.is_guest or self.is_spoilt):
-            return True, errors.two_captures_draw()
-        return reads or any(used), None
+            return nothing, True, errors.two_captures_draw()
+        return used, reads or any(used), None
 
     def closed(self, used: list[int]) -> None:
         """The segment's capture is over and torch's books are closed."""
@@ -111,6 +109,7 @@ class Draws:
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
+        self._traffic.settle()
         for counter in self._counters:
             counter.finish(failed)
 
@@ -139,10 +138,10 @@ class _Counter:
         if self.start:
             _set_inside(self.generator, self._seed, self.start)
 
-    def ending(self) -> int:
+    def ending(self, reads: bool) -> int:
         """Still inside: how much was drawn. A total of zero would make torch refill nothing."""
         used = _offset_inside(self.generator) - self.start
-        if self.start + used == 0:
+        if reads and self.start + used == 0:
             _set_inside(self.generator, self._seed, 4)
         return used
 
@@ -163,12 +162,15 @@ class _Counter:
 
 def _offset_inside(generator: Any) -> int:
     """The offset within the open capture (`get_offset` refuses to be called there)."""
-    return int(generator.get_state().numpy().view(numpy.uint64)[1])
+    state = generator.get_state()  # the seed and the offset, eight bytes each
+    return ctypes.c_uint64.from_address(state.data_ptr() + 8).value
 
 
 def _set_inside(generator: Any, seed: int, offset: int) -> None:
-    words = numpy.array([seed % _WRAP, offset], dtype=numpy.uint64)
-    generator.set_state(torch.from_numpy(words.view(numpy.uint8)))
+    state = generator.get_state()
+    words = (ctypes.c_uint64 * 2).from_address(state.data_ptr())
+    words[0], words[1] = seed % _WRAP, offset
+    generator.set_state(state)
 
 
 class DrawingRunner:
@@ -263,6 +265,7 @@ class Traffic:
     def __init__(self, driver: Driver, device: int) -> None:
         self._device = device
         self._mark = CompletionMark(driver)
+        self._unmarked: Any = None  # the stream of the last segment, while the mark is older
         self._open: dict[Draws, int] = {}  # -> the thread that opened it
         self._nodes_of_hosts: dict[Draws, dict[Draws, int]] = {}  # when the guest opened
         self.lock = threading.RLock()
@@ -275,7 +278,7 @@ class Traffic:
             yield
             return
         with self._changed:
-            self._mark.order_after(int(stream), stream)
+            self._order_after(int(stream), stream)
             hosts = {other: other.nodes_so_far() for other in self._open if not other.is_guest}
             draws.is_guest, draws.is_spoilt = bool(hosts), False
             self._open[draws] = threading.get_ident()
@@ -296,7 +299,7 @@ class Traffic:
                 self._nodes_of_hosts.pop(draws, None)
                 if self._open.pop(draws, None) is not None:
                     self._changed.notify_all()
-                    self._mark.record(int(stream), stream)
+                    self._unmarked = stream
 
     def spoil_hosts(self, guest: Draws) -> bool:
         """A guest has drawn from generators that another open capture has: whether that is lost.
@@ -322,9 +325,27 @@ class Traffic:
             own = threading.get_ident() in self._open.values()
             if own or not self._changed.wait_for(lambda: not self._open, _PATIENCE):
                 raise errors.draw_during_capture()
-            self._mark.order_after(handle, stream)
+            self._order_after(handle, stream)
             yield
             self._mark.record(handle, stream)
+
+    def settle(self) -> None:
+        """A block ends, and its stream may not be there when the next user of the mark comes."""
+        with self.lock:
+            self._mark_last()
+
+    def _order_after(self, handle: int, stream: Any) -> None:
+        """Make a stream wait for whatever used the tensors last."""
+        if self._unmarked is not None and int(self._unmarked) != handle:
+            self._mark_last()
+        if self._unmarked is None:
+            self._mark.order_after(handle, stream)
+
+    def _mark_last(self) -> None:
+        """Record the mark behind the last segment; done only when another stream has to wait."""
+        stream, self._unmarked = self._unmarked, None
+        if stream is not None:
+            self._mark.record(int(stream), stream)
 
 
 @contextlib.contextmanager

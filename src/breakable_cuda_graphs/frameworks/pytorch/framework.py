@@ -23,11 +23,12 @@ from ..._driver.handles import GraphView
 from ..._driver.reading import Survey
 from ...streams import as_handle
 from .. import base
-from . import inputs, modes
+from . import inputs, modes, workspaces
 from .books import Books
 from .draws import Draws, generator_words
-from .pools import TorchPool, in_workspace, own_workspace, pool_for
-from .stray import watch
+from .pools import TorchPool, pool_for
+from .snapshots import blocks_in_use
+from .stray import StrayWatch
 from .tensors import Tensors
 
 #: Below this share of free device memory, cached blocks are given back before a capture: inside it
@@ -94,6 +95,7 @@ class TorchSession:
         self._books: Books | None = None
         self._older: set[int] | None = None  # blocks in use when the first break began
         self._pool_seen = False
+        self.uses_workspace = False
         self._seen: set[int] = set()  # addresses that were looked up already
 
     def enter(self) -> None:
@@ -102,12 +104,10 @@ class TorchSession:
         if not release.open_captures() and _memory_is_scarce(device):
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
-        own_workspace(device, self.external)
+        workspaces.make(device, self.external)
         self._draws = Draws(self.driver, device, self.stream, self._generators)
         self._undo.enter_context(torch.cuda.stream(self.external))
-        stray = watch(self._is_captured)
-        if stray is not None:
-            self._undo.enter_context(stray)
+        self._undo.enter_context(StrayWatch(self._is_captured))
 
     def _is_captured(self) -> bool:
         """Whether work on the current stream is captured, or no segment is open now."""
@@ -134,11 +134,9 @@ class TorchSession:
         assert draws is not None
         modes.clear_weight_cache()
         with self._current(), draws.closing():
-            # A capture that is lost cannot be asked for its offsets any more.
-            used = [0] * len(draws.generators) if survey is None else draws.ending()
-            draw, problem = draws.judge(survey, used)
-            if not draw or problem is not None:
-                used = [0] * len(used)
+            used, draw, problem = draws.ending(survey)
+            if survey is not None and not self.uses_workspace:
+                self.uses_workspace = self._is_workspace_in(survey)
             if draw and survey is not None and reading.CONDITIONAL in survey.kinds:
                 return self._end_by_torch(books, draws, used)
             ended = books.end()
@@ -177,7 +175,7 @@ class TorchSession:
 
     def before_break(self) -> None:
         if self._older is None:
-            self._older = _active_blocks(self.framework.device)
+            self._older = blocks_in_use(self.framework.device)
         self._pool_seen = False
 
     def birth(self, address: int) -> base.Birth:
@@ -200,9 +198,13 @@ class TorchSession:
             return [], []
         return inputs.find(self.driver, self.framework.device, addresses, self._is_ours)
 
+    def _is_workspace_in(self, survey: Survey) -> bool:
+        handle = int(self.stream)
+        return any(workspaces.contains(handle, word) for word in survey.addresses())
+
     def _is_ours(self, address: int) -> bool:
         """Memory of the pool, or of the stream's cuBLAS workspaces."""
-        if self.pool.contains(address) or in_workspace(int(self.stream), address):
+        if self.pool.contains(address) or workspaces.contains(int(self.stream), address):
             return True
         self.pool.look()
         return self.pool.contains(address)
@@ -219,17 +221,6 @@ class TorchSession:
 def _stream_current(stream: Any) -> AbstractContextManager[Any]:
     context: AbstractContextManager[Any] = torch.cuda.stream(stream)
     return context
-
-
-def _active_blocks(device: int) -> set[int]:
-    """The addresses of all memory blocks that are in use."""
-    return {
-        block["address"]
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
 
 
 def _memory_is_scarce(device: int) -> bool:

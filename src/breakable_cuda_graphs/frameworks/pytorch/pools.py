@@ -1,12 +1,8 @@
-"""Private pools, the streams that captures run on, and the cuBLAS workspaces of those streams.
+"""Private pools: the memory that captured work makes, shared by sequences that want to share it.
 
-The hard problem: three things outlive a graph without saying so. A pool id must keep one captured
-shell (an anchor) or torch's pinned-memory half of it dies before its other half; the allocator
-remembers a block's stream for ever, so a capture stream is never destroyed, only used again; and a
-cuBLAS workspace, found by (handle, stream), is baked into kernels but can be freed by anybody
-(`torch._C._cuda_clearCublasWorkspaces`, which Inductor calls). The workspace of a capture stream is
-therefore made inside a capture of its own, routed to one pool that is kept for good and that nobody
-else allocates from: a foreign clear then returns it to where nobody takes it.
+The hard problem: torch refuses to open a pool id again whose last graph has gone while it still owns
+memory, on the device or pinned. So a pool keeps one captured shell un-reset, its anchor, for as long
+as anybody may open it; and an id that came from the user may be opened again at any time.
 
 Sequences that share a pool share its stream, and so their memory; they do not replay at once.
 """
@@ -14,7 +10,6 @@ Sequences that share a pool share its stream, and so their memory; they do not r
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from typing import Any
 
@@ -23,8 +18,10 @@ import torch
 from ... import errors
 from ..._driver import process, release
 from ..._driver.bindings import Driver
-from ..._driver.handles import StreamHandle
 from ..._driver.ordering import CompletionMark
+from . import capture_streams
+from .capture_streams import CaptureStream
+from .snapshots import snapshot
 
 
 class PoolHandle(tuple[int, int]):
@@ -44,12 +41,15 @@ class TorchPool:
     def __init__(self, driver: Driver, device: int, identity: tuple[int, int], keep: Any) -> None:
         self.driver, self.device = driver, device
         self.identity = identity
-        self.mark = CompletionMark(driver)
+        self.is_users = False  # the id came from the user, who may give it again
         self._keep = keep  # a MemPool of the user's
-        self._streams: _CaptureStream | None = None
+        self._stream: CaptureStream | None = None  # leased by a block, or kept
+        self._last_stream: CaptureStream | None = None  # blocks of this pool belong to it
+        self._keeps_stream = False
         self._anchor: Any = None
         self._ranges: list[tuple[int, int]] = []
         self._epoch = process.epoch
+        self.mark = CompletionMark(driver)  # last: made whole, it has to be closed
 
     @property
     def handle(self) -> PoolHandle:
@@ -57,10 +57,25 @@ class TorchPool:
 
     @property
     def stream(self) -> Any:
-        """The capture stream, as a `torch.cuda.ExternalStream`."""
-        if self._streams is None:
-            self._streams = _take_stream(self.driver, self.device)
-        return self._streams.external
+        """The capture stream, as a `torch.cuda.ExternalStream`; whoever sees it may rely on it."""
+        self._keeps_stream = True
+        return self.lease()
+
+    def lease(self) -> Any:
+        """The stream for a block's captures, this pool's alone until `end_lease`."""
+        if self._stream is None:
+            release.drain()
+            release_dormant()
+            self._stream = capture_streams.take(self.driver, self.device, self._last_stream)
+            self._last_stream = self._stream
+        return self._stream.external
+
+    def end_lease(self, keep: bool) -> None:
+        """A block is over; `keep` if kernels of its now depend on the stream's workspace."""
+        self._keeps_stream = self._keeps_stream or keep
+        if self._stream is not None and not self._keeps_stream:
+            capture_streams.give_back(self._stream)
+            self._stream = None
 
     def take_shell(self, shell: Any) -> None:
         """Give a closed shell up: the first becomes the pool's anchor, the others are reset."""
@@ -82,58 +97,67 @@ class TorchPool:
         ]
 
     def __del__(self, later: Any = release.later) -> None:
-        if _Remains is not None:  # at the end of the interpreter nothing is released
+        # At the end of the interpreter nothing is released; without a mark it was never made whole.
+        if _Remains is not None and hasattr(self, "mark"):
+            later(self._epoch, self.mark.close)
             self.discard(later)
 
     def discard(self, later: Any = release.later) -> None:
         """Queue all that the pool has for release, ahead of its own end. A second call does nothing."""
-        if self._streams is not None or self._anchor is not None or self._keep is not None:
-            remains = _Remains(self.identity, self.mark, self._streams, self._anchor, self._keep)
-            self._streams = self._anchor = self._keep = None
+        if self._stream is not None or self._anchor is not None or self._keep is not None:
+            remains = _Remains(self, self._stream, self._anchor)
+            self._stream = self._anchor = self._keep = None
             later(self._epoch, remains)
 
 
 class _Remains:
     """What is given back when the last sequence of a pool has gone.
 
-    While tensors still live in the pool its anchor stays: torch refuses to open an id again whose
-    last graph has gone but whose memory has not. A sequence that is given the id takes over.
+    Torch refuses to open an id again whose last graph has gone while its memory has not. So while
+    tensors live in a pool whose id came from the user, its anchor stays; a sequence that is given
+    the id again takes it over.
     """
 
-    def __init__(
-        self, identity: tuple[int, int], mark: CompletionMark, stream: Any, anchor: Any, keep: Any
-    ) -> None:
-        self.identity, self._mark = identity, mark
-        self.stream, self.anchor, self._keep = stream, anchor, keep
+    def __init__(self, pool: TorchPool, stream: Any, anchor: Any) -> None:
+        self._identity, self._is_users, self._mark = pool.identity, pool.is_users, pool.mark
+        self._keep = pool._keep
+        self._stream, self._anchor = stream, anchor
 
     def __call__(self) -> None:
-        self._mark.close()
-        if self.anchor is not None and _is_in_use(self.identity):
-            _dormant[self.identity] = self
-        else:
-            self.release()
-
-    def release(self) -> None:
-        """No tensor and no sequence is left."""
-        if self.stream is not None:
-            _idle.setdefault(self.stream.device, []).append(self.stream)
-        if self.anchor is not None:
-            self.anchor.reset()
-        self.stream = self.anchor = self._keep = None
+        self._mark.wait()
+        if self._stream is not None:
+            capture_streams.give_back(self._stream)
+        if self._anchor is not None:
+            if self._is_users:
+                _dormant[self._identity] = self._anchor
+                release_dormant()
+            else:
+                self._anchor.reset()
+        self._stream = self._anchor = self._keep = None
 
 
-_dormant: dict[tuple[int, int], _Remains] = {}
+_dormant: dict[tuple[int, int], Any] = {}  # id of the user's -> the anchor of its pool
+_reset_ids: set[tuple[int, int]] = set()  # ids of the user's whose anchors are gone
 
 
-def _release_dormant() -> None:
-    """Give back the pools whose last tensor has died since."""
-    for identity, remains in list(_dormant.items()):
-        if not _is_in_use(identity) and _dormant.pop(identity, None) is remains:
-            remains.release()
+def release_dormant() -> None:
+    """Give back the pools of the user's whose last tensor has died since."""
+    for identity, anchor in list(_dormant.items()):
+        in_use = any(segment["active_size"] for segment in snapshot(identity))
+        if not in_use and _dormant.pop(identity, None) is anchor:
+            _reset_ids.add(identity)
+            anchor.reset()
 
 
-def _is_in_use(identity: tuple[int, int]) -> bool:
-    return any(segment["active_size"] for segment in snapshot(identity))
+def _reopened(identity: tuple[int, int]) -> Any:
+    """The anchor of a pool whose id is given again; without one, torch is made to forget the id."""
+    release.drain()
+    anchor = _dormant.pop(identity, None)
+    if anchor is None and identity in _reset_ids:
+        _reset_ids.discard(identity)
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+    return anchor
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
@@ -162,99 +186,7 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
         pool = _pools.get((device, *identity))
         if pool is None:
             pool = _pools[(device, *identity)] = TorchPool(driver, device, identity, keep)
-            release.drain()
-            dormant = _dormant.pop(identity, None)
-            if dormant is not None:
-                pool._streams, pool._anchor = dormant.stream, dormant.anchor
-            elif given is not None and snapshot(identity):
-                # Its last graph has gone, its memory has not; torch refuses such an id as it is.
-                torch.cuda.empty_cache()
+            pool.is_users = given is not None
+            if pool.is_users:
+                pool._anchor = _reopened(identity)
         return pool
-
-
-# ---------------------------------------------------------------- capture streams
-
-
-class _CaptureStream:
-    """A non-blocking stream of our own; torch's are 32 that everybody shares."""
-
-    def __init__(self, driver: Driver, device: int) -> None:
-        self.device = device
-        self.handle = StreamHandle.create(driver)
-        self.external = torch.cuda.ExternalStream(int(self.handle), device=device)
-        release.leak(self)  # blocks of the allocator name it for as long as the process lives
-
-
-_idle: dict[int, list[_CaptureStream]] = {}
-
-
-def _take_stream(driver: Driver, device: int) -> _CaptureStream:
-    """A stream of a pool that has gone, with its workspace, or a new one."""
-    release.drain()
-    _release_dormant()
-    try:
-        return _idle[device].pop()
-    except (KeyError, IndexError):
-        with torch.cuda.device(device):
-            return _CaptureStream(driver, device)
-
-
-# ---------------------------------------------------------------- cuBLAS
-
-
-_workspace_pools: dict[int, tuple[int, int]] = {}  # capture stream -> its workspace pool
-_workspace_ranges: dict[int, list[tuple[int, int]]] = {}
-
-
-def own_workspace(device: int, stream: Any) -> None:
-    """Make cuBLAS ready for captures on a stream, with a workspace in memory that is kept for good.
-
-    A product of two by two runs on the stream, eagerly and for each block anew: the first product
-    of a process cannot happen in a capture, handles belong to threads, and somebody may have
-    cleared all workspaces since the last block. With gradients on, autograd's thread, whose handles
-    are its own, runs one too. What they allocate on this stream goes to the workspace pool.
-    """
-    handle = int(stream.cuda_stream)
-    pool, before = _workspace_pools.get(handle), -1
-    if pool is None:
-        pool, before = torch.cuda.graph_pool_handle(), 0
-        _workspace_pools[handle] = pool
-    with torch.cuda.stream(stream), torch.inference_mode(False):
-        torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
-        try:
-            _products(device, torch.is_grad_enabled())
-        finally:
-            torch._C._cuda_endAllocateToPool(device, pool)
-    if before == 0:
-        segments = snapshot(pool)
-        _workspace_ranges[handle] = [
-            (segment["address"], segment["address"] + segment["total_size"]) for segment in segments
-        ]
-        if not any(segment["active_size"] for segment in segments):
-            warnings.warn(errors.WORKSPACE_ELSEWHERE, errors.WorkspaceWarning, stacklevel=6)
-
-
-def in_workspace(stream: int, address: int) -> bool:
-    """Whether an address lies in the workspaces of a capture stream."""
-    return any(start <= address < end for start, end in _workspace_ranges.get(stream, ()))
-
-
-def _products(device: int, grad: bool) -> None:
-    """A product through cuBLAS and one through cuBLASLt, and their backward where wanted."""
-    with torch.set_grad_enabled(grad), torch.autocast("cuda", enabled=False):
-        left = torch.ones(2, 2, device=f"cuda:{device}", requires_grad=grad)
-        result = torch.addmm(left[0].detach(), left @ left, left)
-        if grad:
-            torch.autograd.grad(result.sum(), left)
-
-
-def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
-    """The segments of a pool.
-
-    In torch 2.11 the call gives up a reference of each number in the pool's id that it never took,
-    and ids above 256 are ordinary objects, freed too early then. So it is given one each time.
-    """
-    for number in pool:
-        release.leak(number)
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool)
-    return segments

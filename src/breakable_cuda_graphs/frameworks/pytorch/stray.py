@@ -1,34 +1,83 @@
 """Notice torch work that a block's capture misses because another stream is current.
 
 The hard problem: such work runs once, at capture, and is silently not in the graph. A function mode
-sees the calls, but torch.compile guards on the stack of such modes: code compiled before the block
-would compile again inside it. So the mode is used only while torch.compile is not loaded; and it
-warns only for calls that made or changed a device tensor, since looking at one launches nothing.
+sees the calls, but costs microseconds each, and torch.compile guards on the stack of such modes, so
+code compiled before the block would compile again inside it. So the mode is on only while a stream
+is current that the capture does not include, which `torch.cuda.set_stream` tells; and not at all
+once torch.compile is loaded. It warns only for calls that made or changed a device tensor.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from ... import errors
 
-
-def watch(is_captured: Callable[[], bool]) -> Any:
-    """A mode to enter for a block; None where it would do harm."""
-    if "torch._dynamo" in sys.modules:
-        return None
-    return _StrayWork(is_captured)
+_set_stream = torch.cuda.set_stream
+_watches: dict[int, list[StrayWatch]] = {}  # thread -> its open blocks
+_lock = threading.Lock()
 
 
-class _StrayWork(TorchFunctionMode):
-    """Warns once a block about work on a stream that is not in the capture."""
+class StrayWatch:
+    """Warns once a block about work on a stream that is not in its capture."""
 
+    def __init__(self, is_captured: Callable[[], bool]) -> None:
+        self._is_captured = is_captured
+        self._mode: _StrayWork | None = None
+
+    def __enter__(self) -> None:
+        self._is_on = "torch._dynamo" not in sys.modules
+        if self._is_on:
+            with _lock:
+                _watches.setdefault(threading.get_ident(), []).append(self)
+                torch.cuda.set_stream = _noted_set_stream
+
+    def __exit__(self, *_: Any) -> None:
+        if self._is_on:
+            with _lock:
+                _forget(self)
+                if not _watches:
+                    torch.cuda.set_stream = _set_stream
+            self._leave_mode()
+
+    def stream_changed(self) -> None:
+        """Another stream has become current in the block's thread."""
+        if self._is_captured():
+            self._leave_mode()
+        elif self._mode is None:
+            self._mode = _StrayWork(self._is_captured)
+            self._mode.__enter__()
+
+    def _leave_mode(self) -> None:
+        """Leave the mode, unless one that was entered later is still on: it then does no harm."""
+        if self._mode is not None and _get_current_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+
+def _forget(watch: StrayWatch) -> None:
+    for thread, watches in list(_watches.items()):
+        if watch in watches:
+            watches.remove(watch)
+        if not watches:
+            del _watches[thread]
+
+
+def _noted_set_stream(stream: Any) -> None:
+    """`torch.cuda.set_stream` while blocks are open."""
+    _set_stream(stream)
+    for watch in _watches.get(threading.get_ident(), ()):
+        watch.stream_changed()
+
+
+class _StrayWork(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __init__(self, is_captured: Callable[[], bool]) -> None:
         super().__init__()
         self._is_captured = is_captured

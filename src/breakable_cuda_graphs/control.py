@@ -1,0 +1,242 @@
+"""Choices and loops that the device makes: capture_if and capture_while.
+
+The hard problem: a body must be captured while the capture around it is open, and nothing of the
+outer graph may be touched before the body has come out whole. So each body is captured on a stream
+and in a pool of its own, and only then the setter kernel, the conditional node and the body's nodes
+go into the outer graph, and the outer stream goes on behind them.
+
+Outside of captures the same calls are plain Python, so code can be written and debugged eagerly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from . import blocks, errors, frameworks
+from ._driver import (
+    bindings,
+    capturing,
+    conditionals,
+    contexts,
+    editing,
+    release,
+    transplanting,
+    userobjects,
+)
+from ._driver.bindings import types
+from ._driver.handles import GraphHandle
+from .arguments import array_memory
+from .journals import Page, of_block, open_recordings
+from .parts import Recording, check_body
+
+__all__ = ["as_scalar", "capture_if", "capture_while"]
+
+Body = Callable[[], None]
+
+
+def capture_if(flag: Any, fn: Body, orelse_fn: Body | None = None) -> None:
+    """`if flag: fn() else: orelse_fn()`, decided on the device each time a captured graph runs.
+
+    flag: an array of one number in device memory; what it holds when the graph gets there counts.
+    fn, orelse_fn: functions without arguments that return None and write into existing tensors. They
+        may hold kernels, copies and fills of the device, and further `capture_if` and `capture_while`.
+
+    Inside a `breakable_graph` block, a `Graph.capture` or another library's capture this adds a
+    conditional node and no break. Outside, and inside a break, it is the plain `if`, and waits for
+    the device. Raises `CaptureError` for what a body cannot hold: host callbacks, breaks, random
+    numbers of torch.
+    """
+    scene = _scene()
+    if scene is None:
+        chosen = fn if _is_true(flag) else orelse_fn
+        if chosen is not None:
+            _call(chosen, "capture_if")
+        return
+    bodies = [fn] if orelse_fn is None else [fn, orelse_fn]
+    _add(scene, conditionals.IF, flag, bodies, "capture_if")
+
+
+def capture_while(flag: Any, fn: Body) -> None:
+    """`while flag: fn()`, decided on the device; see `capture_if`.
+
+    The flag is read before the first round and after each.
+    """
+    scene = _scene()
+    if scene is None:
+        while _is_true(flag):
+            _call(fn, "capture_while")
+        return
+    _add(scene, conditionals.WHILE, flag, [fn], "capture_while")
+
+
+def _call(fn: Body, where: str) -> None:
+    if fn() is not None:  # type: ignore[func-returns-value]
+        raise errors.body_returns(where)
+
+
+# ---------------------------------------------------------------- where it is called
+
+
+class _Scene(NamedTuple):
+    """The capture that a call is part of: its stream, and who keeps things for it."""
+
+    driver: bindings.Driver
+    stream: Any
+    keep: Callable[[object], None]
+    page: Page | None
+    block: Any
+
+
+def _scene() -> _Scene | None:
+    """The capture that the current stream is in, or None: then the call is plain Python."""
+    mine = open_recordings.get(threading.get_ident()) if open_recordings else None
+    if mine:
+        return _of_recording(mine[-1])
+    block = blocks.find() if blocks.open_blocks else None
+    if block is not None:
+        if not block._is_open:
+            return None  # in a break
+        return _Scene(block.driver, _capturing_stream(block), block.keep, of_block(block), block)
+    return _of_somebody_else()
+
+
+def _of_recording(recording: Recording) -> _Scene:
+    keep = recording.also_keep.append
+    return _Scene(recording.driver, recording.handle, keep, recording.page(), None)
+
+
+def _capturing_stream(block: Any) -> Any:
+    """The current stream, if it was forked from the block's own, else the block's own."""
+    handle = block.framework.current_stream()
+    if handle and handle != block._handle and block.holds_stream(handle):
+        return types.CUstream(handle)
+    return block.stream
+
+
+def _of_somebody_else() -> _Scene | None:
+    torch = sys.modules.get("torch")
+    uses_torch = torch is not None and torch.cuda.is_initialized()
+    if not bindings.started() and not uses_torch and "cupy" not in sys.modules:
+        return None
+    driver = bindings.current()
+    stream = types.CUstream(frameworks.choose(driver, None).current_stream())
+    if capturing.status(driver, stream) is not capturing.Status.ACTIVE:
+        return None
+
+    def keep(thing: object) -> None:
+        userobjects.hold(driver, driver.capture_info(stream).graph, thing)
+
+    return _Scene(driver, stream, keep, None, None)
+
+
+# ---------------------------------------------------------------- into the capture
+
+
+def _add(scene: _Scene, choice: int, flag: Any, bodies: list[Body], where: str) -> None:
+    driver = scene.driver
+    scalar, owner = as_scalar(flag, choice)
+    conditionals.prepare(driver)
+    recordings = [_record(scene, body, where) for body in bodies]
+    for recording in recordings:
+        check_body(recording.template)
+    with release.relaxed_thread():
+        _plant(scene, choice, scalar, recordings)
+    scene.keep((owner, [recording.keep for recording in recordings]))
+
+
+def _record(scene: _Scene, body: Body, where: str) -> Recording:
+    """Capture one body on its own."""
+    recording = Recording(scene.driver, None, mode="relaxed")
+    with _in_body(scene.block, where), recording:
+        _call(body, where)
+    return recording
+
+
+@contextlib.contextmanager
+def _in_body(block: Any, where: str) -> Iterator[None]:
+    """Inside, a break of the block is refused: it would end the wrong capture."""
+    if block is None:
+        yield
+        return
+    before = getattr(block, "in_body", "")
+    block.in_body = where
+    try:
+        yield
+    finally:
+        block.in_body = before
+
+
+def _plant(
+    scene: _Scene, choice: int, scalar: conditionals.Scalar, recordings: list[Recording]
+) -> None:
+    driver, stream = scene.driver, scene.stream
+    info = driver.capture_info(stream)
+    if info.graph is None:
+        raise errors.recording_lost(RuntimeError("the capture around it was invalidated"))
+    context, graph = contexts.current(driver), info.graph
+    parts = conditionals.new_handles(driver, graph, context, choice, len(recordings))
+    setter = editing.add(
+        driver, graph, info.dependencies, conditionals.setter(driver, parts, scalar, context)
+    )
+    made = conditionals.add_nodes(driver, graph, [setter], parts, context)
+    driver.update_capture_dependencies(stream, [made.nodes[-1]])
+    known = list(zip(made.nodes, made.works, strict=True))
+    for body, recording in zip(made.bodies, recordings, strict=True):
+        ground = transplanting.Ground(driver, body, graph, context)
+        source = recording.template.handle
+        assert isinstance(source, GraphHandle)
+        planted = transplanting.transplant(ground, source, (), recording.template.known)
+        known += [(types.CUgraphNode(node), work) for node, work in planted.conditionals.items()]
+        if choice == conditionals.WHILE:
+            leaves = _leaves(driver, body)
+            editing.add(driver, body, leaves, conditionals.setter(driver, parts, scalar, context))
+    if scene.page is not None:
+        together = {}
+        if len(made.nodes) > 1:
+            together[int(made.nodes[0])] = tuple(int(body) for body in made.bodies)
+        nodes, works = [node for node, _ in known], [work for _, work in known]
+        scene.page.journal.note_conditionals(scene.page.segment, nodes, works, together)
+
+
+def _leaves(driver: bindings.Driver, graph: Any) -> list[Any]:
+    inner = {int(source) for source, _, _ in driver.graph_edges(graph)}
+    return [node for node in driver.graph_nodes(graph) if int(node) not in inner]
+
+
+# ---------------------------------------------------------------- flags
+
+_TORCH_KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "bfloat": "f"}
+
+
+def as_scalar(flag: Any, choice: int) -> tuple[conditionals.Scalar, object]:
+    """The number behind a flag, and the array that owns it. Raises `TypeError` for anything else."""
+    memory = array_memory(flag)
+    if memory is None or memory.kind is None:
+        raise errors.not_a_flag(flag, "is no array")
+    if memory.nbytes != memory.itemsize:
+        raise errors.not_a_flag(flag, "has not just one element")
+    if memory.is_host and not bindings.current().simulated:
+        raise errors.not_a_flag(flag, "is in host memory")
+    kind = _kind(str(memory.kind[0]))
+    allowed = "iu" if choice == conditionals.SWITCH else "biuf"
+    if kind not in allowed or memory.itemsize > 8:
+        raise errors.not_a_flag(flag, f"has numbers of type {memory.kind[0]}")
+    return conditionals.Scalar(memory.address, memory.itemsize, kind), flag
+
+
+def _kind(dtype: str) -> str:
+    """ "torch.float32" and "<f4" are both "f"."""
+    if dtype.startswith("torch."):
+        return _TORCH_KINDS.get(dtype.removeprefix("torch.").rstrip("0123456789"), "?")
+    return dtype[1:2]
+
+
+def _is_true(flag: Any) -> bool:
+    """What the flag holds now; waits for the device."""
+    if hasattr(flag, "copy_to_host"):  # Numba
+        return bool(flag.copy_to_host())
+    return bool(flag)

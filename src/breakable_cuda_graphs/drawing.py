@@ -1,0 +1,245 @@
+"""Graphs and sequences as pages of text and as pictures.
+
+The hard problem: a captured model has thousands of nodes with names of hundreds of letters, and a
+page has to stay a page. Long lists are cut with a count of what is left out, names are shortened in
+the middle of their templates, and pictures are made only where the tools for them are.
+
+DOT language: https://graphviz.org/doc/info/lang.html
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .nodes import (
+    ChildNode,
+    ConditionalNode,
+    KernelNode,
+    MemAllocNode,
+    MemcpyNode,
+    MemsetNode,
+    Node,
+)
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+_LINES = 60  # of one graph on a page
+_NAME = 72
+_VERBOSE = 1  # CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE
+_DRAW_SECONDS = 20
+
+_COLOURS = {
+    "kernel": "#dcebff",
+    "memcpy": "#ffe9c9",
+    "memset": "#fff6c9",
+    "child": "#e6e0ff",
+    "conditional": "#ffdfe6",
+    "host": "#ffd2d2",
+}
+
+
+# ---------------------------------------------------------------- text
+
+
+def page(graph: Graph) -> str:
+    """One readable page: a line a node, with what it waits for."""
+    if graph.closed:
+        return repr(graph)
+    return "\n".join([repr(graph), *_lines(graph, "")])
+
+
+def _lines(graph: Graph, indent: str) -> Iterator[str]:
+    nodes = graph.nodes
+    number = {node.handle: place for place, node in enumerate(nodes)}
+    width = len(str(max(len(nodes) - 1, 0)))
+    scope = ""
+    for place, node in enumerate(nodes[:_LINES]):
+        if node.scope != scope:
+            scope = node.scope
+            yield f"{indent}  [{scope or 'no scope'}]"
+        waits = _waits(place, [number[before.handle] for before in node.predecessors])
+        state = "" if node.enabled else "  (disabled)"
+        yield f"{indent}  {place:>{width}}  {describe(node)}{waits}{state}"
+        if node.stack:
+            yield f"{indent}  {'':>{width}}    {node.stack[-1]}"
+        for name, inner in _inside(node):
+            yield f"{indent}  {'':>{width}}    {name}:"
+            yield from _lines(inner, indent + "      ")
+    if len(nodes) > _LINES:
+        yield f"{indent}  ... and {len(nodes) - _LINES} more nodes"
+
+
+def _waits(place: int, before: list[int]) -> str:
+    """Said only where it is not just the node on the line above."""
+    if before == [place - 1] or (not before and place == 0):
+        return ""
+    return f"  <- {', '.join(map(str, before))}" if before else "  <- nothing"
+
+
+def describe(node: Node) -> str:
+    """A node in one line."""
+    if isinstance(node, KernelNode):
+        grid, block = ("x".join(map(str, _trimmed(dim))) for dim in (node.grid, node.block))
+        shared = f" +{node.shared_bytes} B shared" if node.shared_bytes else ""
+        return f"{shortened(node.name)}  {grid} blocks of {block}{shared}, {len(node.args)} args"
+    if isinstance(node, MemcpyNode):
+        return f"copy {_bytes(node.nbytes)} from {node.src:#x} to {node.dst:#x}"
+    if isinstance(node, MemsetNode):
+        return f"fill {_bytes(node.nbytes)} at {node.dst:#x} with {node.value:#x}"
+    if isinstance(node, MemAllocNode):
+        return f"allocate {_bytes(node.nbytes)} at {node.address:#x}"
+    if isinstance(node, ConditionalNode):
+        return f"{node.type} node"
+    return node.label
+
+
+def _trimmed(dim: tuple[int, int, int]) -> tuple[int, ...]:
+    x, y, z = dim
+    return (x, y, z) if z > 1 else (x, y) if y > 1 else (x,)
+
+
+def _bytes(number: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024 or number % 1024:
+            return f"{number} {unit}"
+        number //= 1024
+    return f"{number} GiB"
+
+
+def shortened(name: str) -> str:
+    """A name that fits on a line: its start and its end."""
+    if len(name) <= _NAME:
+        return name
+    half = (_NAME - 3) // 2
+    return f"{name[:half]}...{name[-half:]}"
+
+
+def _inside(node: Node) -> list[tuple[str, Graph]]:
+    if isinstance(node, ChildNode):
+        return [("graph", node.graph)]
+    if isinstance(node, ConditionalNode) and node._work.bodies:
+        names = ("body", "orelse") if node.type == "if" else ()
+        bodies = node.bodies
+        return [
+            (names[place] if place < len(names) else f"body {place}", body)
+            for place, body in enumerate(bodies)
+        ]
+    return []
+
+
+def sequence_page(sequence: Any) -> str:
+    """One readable page for a sequence: its segments, and the nodes of each."""
+    from .segments import GraphSegment
+
+    lines = [repr(sequence)]
+    for place, segment in enumerate(sequence.segments):
+        if not isinstance(segment, GraphSegment):
+            lines.append(f"{place}: break {segment.name}")
+            continue
+        lines.append(f"{place}: {'nothing' if segment.is_empty else repr(segment.graph)}")
+        if not segment.is_empty:
+            lines += _lines(segment.graph, "  ")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def to_dot(graph: Graph) -> str:
+    """The graph in the DOT language."""
+    lines = ["digraph graph_ {", '  node [shape=box style="filled,rounded" fontname="Helvetica"];']
+    lines += _dot(graph, "n", "  ")
+    return "\n".join([*lines, "}", ""])
+
+
+def _dot(graph: Graph, prefix: str, indent: str) -> Iterator[str]:
+    nodes = graph.nodes
+    name = {node.handle: f"{prefix}{place}" for place, node in enumerate(nodes)}
+    for node in nodes:
+        own = name[node.handle]
+        style = "" if node.enabled else ' style="dashed"'
+        colour = _COLOURS.get(node.kind, "#f2f2f2")
+        yield f'{indent}{own} [label="{_label(node)}" fillcolor="{colour}"{style}];'
+        for place, (title, inner) in enumerate(_inside(node)):
+            part = f"{own}_{place}_"
+            yield f"{indent}subgraph cluster_{part} {{"
+            yield f'{indent}  label="{title}";'
+            yield from _dot(inner, part, indent + "  ")
+            yield f"{indent}}}"
+            if len(inner):
+                yield f"{indent}{own} -> {part}0 [style=dotted arrowhead=none];"
+    for edge in graph.edges:
+        style = "" if edge.kind == "full" else f' [style=dashed label="{edge.kind}"]'
+        yield f"{indent}{name[edge.source.handle]} -> {name[edge.target.handle]}{style};"
+
+
+def _label(node: Node) -> str:
+    text = describe(node)
+    lines = [text] if not node.scopes else [node.scope, text]
+    return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+
+
+def from_driver(graph: Graph) -> str:
+    """The driver's own drawing, with all fields (`cuGraphDebugDotPrint`)."""
+    template = graph._template
+    handle, path = tempfile.mkstemp(suffix=".dot")
+    os.close(handle)
+    try:
+        template.driver.cuGraphDebugDotPrint(template.value, path.encode(), _VERBOSE)
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    finally:
+        os.unlink(path)
+
+
+def svg(dot: str) -> str | None:
+    """A picture, where Graphviz's `dot` is installed; else None."""
+    tool = shutil.which("dot")
+    if tool is None:
+        return None
+    try:
+        done = subprocess.run(
+            [tool, "-Tsvg"], input=dot, capture_output=True, text=True, timeout=_DRAW_SECONDS,
+            check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def bundle(text: str, dot: Callable[[], str]) -> dict[str, str]:
+    """What a notebook shows: text, and a picture where that can be made."""
+    shown = {"text/plain": text}
+    if shutil.which("dot") is not None:
+        picture = svg(dot())
+        if picture is not None:
+            shown["image/svg+xml"] = picture
+    return shown
+
+
+def to_networkx(graph: Graph) -> Any:
+    """A `networkx.DiGraph` over the nodes."""
+    networkx = importlib.import_module("networkx")  # wanted only here
+
+    from .comparing import _fields
+
+    drawn = networkx.DiGraph()
+    for node in graph.nodes:
+        fields = dict(_fields(node))
+        drawn.add_node(
+            node, label=node.label, kind=node.kind, scope=node.scope, enabled=node.enabled, **{
+                name: value for name, value in fields.items() if name not in ("label", "kind")
+            },
+        )  # fmt: skip
+    for edge in graph.edges:
+        drawn.add_edge(
+            edge.source, edge.target, kind=edge.kind, from_port=edge.from_port, to_port=edge.to_port
+        )
+    return drawn

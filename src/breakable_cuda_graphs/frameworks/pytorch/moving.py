@@ -1,0 +1,38 @@
+"""Tensors from bare addresses, moved to other memory.
+
+The hard problem: a break's argument is an alias that owns nothing and may be a view far inside a
+storage, of which only a part is moved. The new one has the same shape, strides, type and bits, and
+its storage begins where the moved part allows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def moved(value: Any, start: int, end: int, shift: int) -> Any:
+    """An alias of a tensor whose bytes, from `start` to before `end`, have moved by `shift` bytes."""
+    storage = value.untyped_storage()
+    base, nbytes, offset = storage.data_ptr(), storage.nbytes(), value.storage_offset()
+    if base < start or base + nbytes > end:  # only a part of the storage moves
+        base, offset = value.data_ptr(), 0
+        nbytes = _reach(value) * value.element_size()
+    view = torch._C._construct_storage_from_data_pointer(base + shift, value.device, nbytes)
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        made.set_(view, offset, value.size(), value.stride())
+        if value.is_conj():
+            made = made.conj()
+        if value.is_neg():
+            made = torch._neg_view(made)
+    return made
+
+
+def _reach(value: Any) -> int:
+    """Elements from the first to the last."""
+    if not value.numel():
+        return 0
+    steps = zip(value.shape, value.stride(), strict=True)
+    return 1 + sum(int((n - 1) * step) for n, step in steps)

@@ -1,0 +1,33 @@
+"""Looks into torch's allocator.
+
+The hard problem: `torch.cuda.memory_snapshot(pool)` of torch 2.11 gives up a reference of each
+number in the pool's id that it never took. Small numbers are immortal, but ids above 256 are
+ordinary objects, freed while the id still holds them: the process crashes much later, anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._driver import release
+
+
+def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    """The segments of one pool; costs about a quarter of a millisecond."""
+    for number in pool:
+        release.leak(number)  # what the call is going to take
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool)
+    return segments
+
+
+def blocks_in_use(device: int) -> set[int]:
+    """The first addresses of all blocks of a device that are in use; a microsecond or so a block."""
+    return {
+        block["address"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }

@@ -1,0 +1,77 @@
+"""cuBLAS workspaces of capture streams, in memory that is kept for good.
+
+The hard problem: a workspace is found by (handle, stream) and baked into captured kernels, but can
+be freed by anybody (`torch._C._cuda_clearCublasWorkspaces`, which Inductor calls), and replays then
+write into memory of others. So what a capture stream's workspaces are allocated from is a pool of
+that stream, which is kept and which nobody else allocates from: a foreign clear only returns them
+to where nobody takes them. Sequences that may replay at the same time must not share a workspace;
+whoever has one in its kernels therefore keeps its capture stream (`pools.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import torch
+
+from ... import errors
+from .snapshots import snapshot
+
+_pools: dict[int, tuple[int, int]] = {}  # capture stream -> its workspace pool
+_ranges: dict[int, list[tuple[int, int]]] = {}
+
+
+class _Thread(threading.local):
+    """Handles belong to threads, so a thread that is new to a stream adds a workspace."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[int, bool]] = set()
+
+
+_thread = _Thread()
+
+
+def make(device: int, stream: Any) -> None:
+    """Make cuBLAS ready for captures on a stream.
+
+    A product of two by two runs on the stream, eagerly and for each block anew: the first product
+    of a process cannot happen in a capture, and somebody may have cleared all workspaces since the
+    last block. With gradients on, autograd's thread, whose handles are its own, runs one too. What
+    they allocate on this stream goes to its workspace pool.
+    """
+    handle, grad = int(stream.cuda_stream), torch.is_grad_enabled()
+    is_new = handle not in _pools
+    pool = _pools.setdefault(handle, torch.cuda.graph_pool_handle())
+    with torch.cuda.stream(stream), torch.inference_mode(False):
+        torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
+        try:
+            _products(device, grad)
+        finally:
+            torch._C._cuda_endAllocateToPool(device, pool)
+    if (handle, grad) not in _thread.known:
+        _thread.known.add((handle, grad))
+        _look(handle, pool, is_new)
+
+
+def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
+    segments = snapshot(pool)
+    _ranges[handle] = [(s["address"], s["address"] + s["total_size"]) for s in segments]
+    if is_new and not any(segment["active_size"] for segment in segments):
+        # The stream, one of the user's, had its workspace already, in memory of others.
+        warnings.warn(errors.WORKSPACE_ELSEWHERE, errors.WorkspaceWarning, stacklevel=8)
+
+
+def contains(stream: int, address: int) -> bool:
+    """Whether an address lies in the workspaces of a capture stream."""
+    return any(start <= address < end for start, end in _ranges.get(stream, ()))
+
+
+def _products(device: int, grad: bool) -> None:
+    """A product through cuBLAS and one through cuBLASLt, and their backward where wanted."""
+    with torch.set_grad_enabled(grad), torch.autocast("cuda", enabled=False):
+        left = torch.ones(2, 2, device=f"cuda:{device}", requires_grad=grad)
+        result = torch.addmm(left[0].detach(), left @ left, left)
+        if grad:
+            torch.autograd.grad(result.sum(), left)

@@ -1,0 +1,574 @@
+"""Graph: a CUDA graph to look into, to build by hand, and to capture into.
+
+The hard problem: three kinds of graphs look alike and are not: one's own, which may grow; one that
+a sequence captured, which is only looked at and is edited through its executable; and graphs inside
+nodes, which live in another. A `Graph` is a face of a `Template`, which knows the difference, and
+each call checks it before the driver hears of it.
+
+    graph = Graph()
+    fill = graph.memset(y, 0, y.nbytes)
+    scale = graph.kernel(kernel, grid=n // 256, block=256, args=(y, x, ctypes.c_int(n)), after=fill)
+    with graph.capture(stream, after=scale) as part:
+        torch.add(y, 1, out=z)
+    execution = graph.instantiate()
+    execution.launch()
+    execution.update(scale, args={1: x2})
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from . import arguments, edits, errors, executables, frameworks, functions
+from ._driver import bindings, conditionals, contexts, editing, release, works
+from ._driver.bindings import types
+from ._driver.handles import INSTANTIATE_FLAGS, GraphHandle
+from .executables import GraphExec
+from .nodes import (
+    ChildNode,
+    ConditionalNode,
+    Edge,
+    EmptyNode,
+    EventRecordNode,
+    EventWaitNode,
+    HostNode,
+    KernelNode,
+    MemAllocNode,
+    MemcpyNode,
+    MemFreeNode,
+    MemsetNode,
+    Node,
+)
+from .parts import Part
+from .templates import Ending, Template
+
+__all__ = ["Graph", "GraphExec"]
+
+After = Node | Iterable[Node] | None
+
+_AUTO_FREE, _USE_PRIORITY = 1, 8  # CUgraphInstantiate_flags
+
+#: CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, and the kernel port that it starts from
+_PROGRAMMATIC, _PROGRAMMATIC_PORT = 1, 1
+
+
+class Graph:
+    """A CUDA graph. `Graph()` makes an empty one; `segment.graph` shows a captured one.
+
+    `after=` takes the node, or the nodes, that a new node waits for. Every method that adds returns
+    the new node. Arrays passed to it are kept alive by the graph and by its executables. The nodes of
+    a segment's graph show what will run, edits included; those of one's own show the template, and
+    an executable starts from what the template is when it is made.
+
+    A graph is used by one thread at a time. Refuses (`RuntimeError`) nodes of other graphs, nodes
+    that were removed, and all calls once it is closed.
+    """
+
+    __slots__ = ("__weakref__", "_template")
+
+    def __init__(self) -> None:
+        release.drain()
+        driver = bindings.current()
+        contexts.ensure(driver, frameworks.choose(driver, None).context)
+        context = contexts.current(driver)
+        self._template = Template(driver, GraphHandle.create(driver), context=context)
+
+    @classmethod
+    def _of(cls, template: Template) -> Graph:
+        graph = cls.__new__(cls)
+        graph._template = template
+        return graph
+
+    # ---- looking
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes in topological order; where there is a choice, in the order of adding."""
+        return self._template.snapshot().nodes
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All edges as (source, target, kind, from_port, to_port)."""
+        return self._template.snapshot().edges
+
+    def find(self, pattern: str, kind: type[Node] = Node) -> tuple[Node, ...]:
+        """The nodes whose name matches a shell pattern: the kernel's name, mangled or not, or the
+        kind of a node that is none; in graphs inside this one too.
+        """
+        return tuple(
+            node
+            for node in self._everywhere()
+            if isinstance(node, kind)
+            and any(fnmatch.fnmatchcase(name, pattern) for name in _names(node))
+        )
+
+    def _everywhere(self) -> Iterable[Node]:
+        for node in self.nodes:
+            yield node
+            if isinstance(node, ChildNode):
+                yield from node.graph._everywhere()
+            elif isinstance(node, ConditionalNode) and node._work.bodies:
+                for body in node.bodies:
+                    yield from body._everywhere()
+
+    def count(self, kind: type[Node] = Node) -> int:
+        """How many nodes there are, or how many of a kind."""
+        return sum(isinstance(node, kind) for node in self.nodes)
+
+    def __len__(self) -> int:
+        return len(self._template.driver.graph_nodes(self._template.value))
+
+    def diff(self, other: Graph) -> tuple[Any, ...]:
+        """What differs from another graph: `Change`s with `.node`, `.field`, `.old` and `.new`.
+
+        Nodes are paired in the order in which they were added, as the driver pairs them.
+        """
+        from .comparing import differences
+
+        return tuple(differences(self._template.snapshot(), other._template.snapshot()))
+
+    def fingerprint(self, addresses: bool = False) -> str:
+        """A short text that is equal for two captures of the same work.
+
+        It covers topology, kernels, launch shapes, sizes of arguments, copies and fills. With
+        `addresses`, the bytes of all arguments and the addresses of copies and fills too.
+        """
+        from .comparing import fingerprint
+
+        return fingerprint(self, addresses)
+
+    def to_dot(self, verbose: bool = False) -> str:
+        """The graph in Graphviz's language; `verbose`: as the driver draws it, with all fields."""
+        from . import drawing
+
+        return drawing.from_driver(self) if verbose else drawing.to_dot(self)
+
+    def to_networkx(self) -> Any:
+        """A `networkx.DiGraph` whose nodes are this graph's, with the fields as attributes."""
+        from . import drawing
+
+        return drawing.to_networkx(self)
+
+    def _repr_svg_(self) -> str | None:
+        from . import drawing
+
+        return drawing.svg(self.to_dot())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from . import drawing
+
+        return drawing.bundle(str(self), self.to_dot)
+
+    def __str__(self) -> str:
+        from . import drawing
+
+        return drawing.page(self)
+
+    def __repr__(self) -> str:
+        if self._template.closed:
+            return "<Graph closed>"
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            counts[node.kind] = counts.get(node.kind, 0) + 1
+        total = sum(counts.values())
+        parts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+        return f"<Graph {total} nodes{': ' + parts if parts else ''}>"
+
+    # ---- building
+
+    def kernel(
+        self, fn: Any, grid: Any, block: Any, args: Iterable[Any] = (), *, shared_bytes: int = 0,
+        after: After = None, cluster: Any = None, cooperative: bool = False,
+    ) -> KernelNode:  # fmt: skip
+        """Add a kernel launch.
+
+        fn: a CUfunction or CUkernel, a cuda.core, CuPy, compiled Numba or compiled Triton kernel.
+        grid, block: blocks, and threads a block: one to three ints. `block=None` for Triton.
+        args: arrays (their address), typed numbers (ctypes, numpy), structures, or bytes; a bare
+            Python number is refused, its size is unknown.
+        shared_bytes: dynamic shared memory a block. cluster: blocks a cluster.
+
+        Raises `TypeError` or `ValueError` for what does not fit the kernel.
+        """
+        self._template.require_open()
+        driver = self._template.driver
+        function = functions.as_function(fn)
+        work, owners = edits.kernel(driver, function, grid, block, list(args), shared_bytes)
+        node = self._template.add(work, _nodes(after), owners)
+        if cluster is not None or cooperative:
+            node = self._with_attributes(node, cluster, cooperative)
+        assert isinstance(node, KernelNode)
+        return node
+
+    def _with_attributes(self, node: Node, cluster: Any, cooperative: bool) -> Node:
+        driver = self._template.driver
+        try:
+            if cluster is not None:
+                value = types.CUkernelNodeAttrValue()
+                size = value.clusterDim
+                size.x, size.y, size.z = functions.as_dim(cluster, "cluster")
+                identity = types.CUkernelNodeAttrID(works.CLUSTER)
+                driver.cuGraphKernelNodeSetAttribute(node._handle, identity, value)
+            if cooperative:
+                value = types.CUkernelNodeAttrValue()
+                value.cooperative = 1
+                identity = types.CUkernelNodeAttrID(works.COOPERATIVE)
+                driver.cuGraphKernelNodeSetAttribute(node._handle, identity, value)
+        except BaseException:
+            self.remove(node)
+            raise
+        return self._template.node(node._handle)
+
+    def memcpy(
+        self, dst: Any, src: Any, nbytes: int | tuple[int, ...], after: After = None, *,
+        dst_pitch: int | None = None, src_pitch: int | None = None, dst_rows: int | None = None,
+        src_rows: int | None = None,
+    ) -> MemcpyNode:  # fmt: skip
+        """Add a copy of `nbytes` bytes between arrays or addresses, of the device or the host.
+
+        `nbytes` of two or three numbers (bytes a row, rows, slices) copies in two or three
+        dimensions; then the pitches are bytes from row to row, and the rows are rows from slice to
+        slice, by default without gaps. Raises `ValueError` for an array that is too small.
+        """
+        self._template.require_open()
+        shape = (nbytes,) if isinstance(nbytes, int) else tuple(nbytes)
+        if not 1 <= len(shape) <= 3:
+            raise errors.bad_type("nbytes", nbytes, "one to three ints")
+        width, height, depth = (*(edits.as_size(n, "nbytes") for n in shape), 1, 1)[:3]
+        if not width * height * depth:
+            raise errors.nothing_to_copy("nbytes")
+        ends: dict[str, works.End] = {}
+        owners: dict[object, object] = {}
+        for side, value, pitch, rows in (
+            ("src", src, src_pitch, src_rows), ("dst", dst, dst_pitch, dst_rows),
+        ):  # fmt: skip
+            memory = arguments.as_memory(value, side)
+            ends[side] = self._end(memory, pitch or width, rows or height, side)
+            owners[side] = memory.owner
+        work = works.Copy(ends["src"], ends["dst"], width, height, depth, self._context)
+        for side, value in (("src", src), ("dst", dst)):
+            memory = arguments.as_memory(value, side)
+            edits.require_room(memory, work.span(ends[side]), side)
+        node = self._template.add(work, _nodes(after), owners)
+        assert isinstance(node, MemcpyNode)
+        return node
+
+    def _end(self, memory: arguments.Memory, pitch: int, rows: int, side: str) -> works.End:
+        if not memory.address:
+            raise errors.null_address(side)
+        driver = self._template.driver
+        is_known = edits.is_known_to_driver(driver, memory.address)
+        kind = works.UNIFIED_MEMORY if is_known else works.HOST_MEMORY
+        return works.End(kind, memory.address, pitch=pitch, height=rows)
+
+    def memset(
+        self, ptr: Any, value: Any, nbytes: int | tuple[int, int], after: After = None, *,
+        element_size: int = 1, pitch: int | None = None,
+    ) -> MemsetNode:  # fmt: skip
+        """Add a fill of `nbytes` bytes with a value.
+
+        `value` is an int that fits an element of `element_size` bytes (1, 2 or 4), or a typed number
+        (ctypes, numpy), whose size is the element's. `nbytes` of two numbers (bytes a row, rows)
+        fills in two dimensions, with `pitch` bytes from row to row. Raises `ValueError` where sizes
+        do not fit.
+        """
+        self._template.require_open()
+        width, height = nbytes if isinstance(nbytes, tuple) else (nbytes, 1)
+        if element_size not in (1, 2, 4):
+            raise errors.fill_element(element_size)
+        bits, size = edits.fill_value(value, element_size)
+        memory = arguments.as_memory(ptr, "ptr")
+        edits.require_aligned(memory.address, size)
+        count = edits.elements(edits.as_size(width, "nbytes"), size)
+        rows = edits.as_size(height, "nbytes")
+        if not rows:
+            raise errors.nothing_to_copy("nbytes")
+        step = (pitch or width) if rows > 1 else 0
+        work = works.Fill(memory.address, bits, size, count, rows, step, self._context)
+        edits.require_room(memory, work.span, "ptr")
+        node = self._template.add(work, _nodes(after), {"dst": memory.owner})
+        assert isinstance(node, MemsetNode)
+        return node
+
+    def child(self, graph: Graph, after: After = None) -> ChildNode:
+        """Add a copy of another graph, as it is now, as one node.
+
+        Raises `ValueError` for a graph with allocations or conditional nodes: the driver has no
+        copies of those.
+        """
+        self._template.require_open()
+        other = graph._template
+        if other.root is self._template.root:
+            raise errors.child_of_itself()
+        for node in graph._everywhere():
+            if node.type_id in (works.MEM_ALLOC, works.MEM_FREE, works.CONDITIONAL):
+                raise errors.cannot_be_a_child(node)
+        owners: dict[object, object] = {"child": [other.root.owners.all(), other.root.lease]}
+        node = self._template.add(works.Child(int(other.value)), _nodes(after), owners)
+        assert isinstance(node, ChildNode)
+        return node
+
+    def join(self, *nodes: Node) -> EmptyNode:
+        """Add an empty node that waits for all of the given ones."""
+        node = self._template.add(works.Empty(), nodes)
+        assert isinstance(node, EmptyNode)
+        return node
+
+    def event_record(self, event: Any, after: After = None) -> EventRecordNode:
+        """Add the recording of an event (of torch, CuPy, Numba, the bindings, or a handle)."""
+        number, owner = edits.as_event(event)
+        node = self._template.add(works.EventRecord(number), _nodes(after), {"event": owner})
+        assert isinstance(node, EventRecordNode)
+        return node
+
+    def event_wait(self, event: Any, after: After = None) -> EventWaitNode:
+        """Add a wait for an event that is recorded outside of the graph."""
+        number, owner = edits.as_event(event)
+        node = self._template.add(works.EventWait(number), _nodes(after), {"event": owner})
+        assert isinstance(node, EventWaitNode)
+        return node
+
+    def host(self, fn: Callable[[], object], after: After = None) -> HostNode:
+        """Add a call of a Python function without arguments, on a thread of the driver's.
+
+        It must not use CUDA. What it raises is printed and lost.
+        """
+        if not callable(fn):
+            raise errors.not_callable("fn", fn)
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        callback = kind(lambda _: fn())
+        address = ctypes.cast(callback, ctypes.c_void_p).value or 0
+        # The graph may be closed while a launch is still to call it: a callback is never given back.
+        release.leak(callback)
+        node = self._template.add(works.HostCall(address, 0), _nodes(after))
+        assert isinstance(node, HostNode)
+        return node
+
+    def mem_alloc(self, nbytes: int, after: After = None, *, device: int = 0) -> MemAllocNode:
+        """Add an allocation on a device: `.address` is valid from this node to the one that frees it.
+
+        A graph with allocations has one executable at a time, and nothing can be removed from it.
+        """
+        self._template.require_open()
+        handle, address = editing.add_allocation(
+            self._template.driver, self._template.value, self._template.handles(_nodes(after)),
+            edits.as_size(nbytes, "nbytes"), device,
+        )  # fmt: skip
+        node = self._template.added(handle)
+        assert isinstance(node, MemAllocNode)
+        assert node.address == address
+        return node
+
+    def mem_free(self, memory: MemAllocNode | int, after: After = None) -> MemFreeNode:
+        """Add the end of an allocation of this graph."""
+        address = memory.address if isinstance(memory, MemAllocNode) else int(memory)
+        node = self._template.add(works.Release(address), _nodes(after))
+        assert isinstance(node, MemFreeNode)
+        return node
+
+    # ---- conditionals
+
+    def if_(self, flag: Any, orelse: bool = False, *, after: After = None) -> ConditionalNode:
+        """Add a node that runs `node.body` if the flag is not zero, else `node.orelse` if wanted.
+
+        `flag` is an array of one number in device memory, read when the graph runs. Fill the bodies
+        with `node.body.capture(...)` or node by node; they may hold kernels, copies and fills of the
+        device, child graphs and further conditionals. The flag is read by a small kernel that is
+        compiled on first use.
+        """
+        return self._conditional(conditionals.IF, 2 if orelse else 1, flag, after)
+
+    def while_(self, flag: Any, *, after: After = None) -> ConditionalNode:
+        """Add a node that runs `node.body` for as long as the flag is not zero.
+
+        The flag is read before the first round and at the end of each.
+        """
+        return self._conditional(conditionals.WHILE, 1, flag, after)
+
+    def switch(self, index: Any, n: int, *, after: After = None) -> ConditionalNode:
+        """Add a node that runs the body of the index's number, of `n` in `node.bodies`, or none."""
+        size = edits.as_size(n, "n")
+        if not size:
+            raise errors.nothing_to_copy("n")
+        return self._conditional(conditionals.SWITCH, size, index, after)
+
+    def _conditional(self, choice: int, size: int, flag: Any, after: After) -> ConditionalNode:
+        from .control import as_scalar
+
+        template = self._template
+        template.require_open()
+        driver, root = template.driver, template.root
+        scalar, owner = as_scalar(flag, choice)
+        conditionals.prepare(driver)
+        before = template.handles(_nodes(after))
+        parts = conditionals.new_handles(driver, root.value, root.context, choice, size)
+        work = conditionals.setter(driver, parts, scalar, root.context)
+        setter = template.added(editing.add(driver, template.value, before, work), {"flag": owner})
+        made = conditionals.add_nodes(driver, template.value, [setter._handle], parts, root.context)
+        note_conditional(template, made)
+        if choice == conditionals.WHILE:
+            root.endings.append(Ending(int(made.bodies[0]), parts, scalar))
+        node = template.added(made.nodes[0])
+        assert isinstance(node, ConditionalNode)
+        return node
+
+    # ---- capturing
+
+    def capture(
+        self, stream: Any = None, after: After = None, *, mode: str = "thread_local"
+    ) -> Part:
+        """Capture the block's work into this graph: `with graph.capture(stream) as part:`.
+
+        The stream (of any library, or a handle) is current for torch and CuPy inside; by default a
+        new one is used (`part.stream`). Streams forked from it must be joined again. Afterwards
+        `part.nodes` are the new nodes, and `part.frontier` is what later work waits for:
+        `after=part.frontier` goes on behind it, several frontiers join, and parts without a path
+        between them may run at the same time. torch's memory of the block is kept for as long as
+        the graph. What was captured before a failure is dropped; the graph stays as it was.
+
+        Random numbers of torch, host callbacks, and allocations in a body are refused.
+        """
+        self._template.require_open()
+        before = _nodes(after)
+        self._template.handles(before)
+        return Part(self._template, stream, before, mode)
+
+    # ---- changing
+
+    def update(self, node: Node, **changes: Any) -> Node:
+        """Change a node of the template, with the fields of `GraphExec.update`; returns it anew.
+
+        Executables that exist are not affected.
+        """
+        template = self._template
+        template.require_open()
+        template.check(node)
+        driver, root = template.driver, template.root
+        work = template.current(node._handle, template.reader(), None)
+        given = {name: value for name, value in changes.items() if value is not None}
+        try:
+            made = edits.edited(driver, node.label, node.kind, work, given)
+            editing.set_in_graph(driver, node._handle, made.work)
+        except ValueError as error:
+            raise errors.edit_refused(node, getattr(error, "field", None), str(error)) from None
+        except errors.CUDAError as error:
+            raise errors.edit_failed(node, "/".join(given), error) from error
+        root.owners.put(node.handle, made.owners)
+        return node._template.node(node._handle)
+
+    def link(self, source: Node, target: Node, kind: str = "full") -> None:
+        """Make a node wait for another.
+
+        `kind="programmatic"`, between kernels: only for the point at which the source allows it
+        (programmatic dependent launch).
+        """
+        if kind not in ("full", "programmatic"):
+            raise errors.bad_choice("kind", kind, ("full", "programmatic"))
+        self._template.require_open()
+        one, other = self._pair(source, target)
+        data = None
+        if kind == "programmatic":
+            edge = types.CUgraphEdgeData()
+            edge.type, edge.from_port = _PROGRAMMATIC, _PROGRAMMATIC_PORT
+            data = [edge]
+        self._template.driver.add_dependencies(self._template.value, [one], [other], data)
+
+    def unlink(self, source: Node, target: Node) -> None:
+        """Take an edge out. Raises `ValueError` if there is none."""
+        self._template.require_open()
+        one, other = self._pair(source, target)
+        driver, graph = self._template.driver, self._template.value
+        data = [d for a, b, d in driver.graph_edges(graph) if (a, b) == (one, other)]
+        if not data:
+            raise errors.no_such_edge(source, target)
+        driver.remove_dependencies(graph, [one], [other], data)
+
+    def _pair(self, source: Node, target: Node) -> tuple[Any, Any]:
+        (one,), (other,) = self._template.handles([source]), self._template.handles([target])
+        return one, other
+
+    def remove(self, node: Node) -> None:
+        """Take a node and its edges out of the template. Executables that exist keep theirs, which
+        can be launched and no longer edited.
+        """
+        self._template.require_open()
+        self._template.handles([node])
+        self._template.driver.cuGraphDestroyNode(node._handle)
+        self._template.forget(node)
+
+    def keep_alive(self, *things: object) -> None:
+        """Keep objects for as long as this graph and its executables live."""
+        self._template.root.owners.keep(things)
+
+    # ---- running and ending
+
+    def instantiate(self, *, auto_free: bool = True, use_node_priority: bool = True) -> GraphExec:
+        """An executable of the graph as it is now; later changes of the graph do not reach it.
+
+        auto_free: a launch first frees what an earlier one allocated and left.
+        use_node_priority: kernels run with the priorities of the streams that they were captured on.
+
+        Raises `CUDAError` if the driver refuses the graph (a cycle, an empty WHILE body, ...).
+        """
+        release.drain()
+        template = self._template
+        if template.parent is not None:
+            raise errors.graph_is_inside()
+        if template.closed:
+            raise errors.graph_is_closed()
+        if template.draws:
+            raise errors.cannot_instantiate_draws()
+        flags = INSTANTIATE_FLAGS & ~(_AUTO_FREE | _USE_PRIORITY)
+        flags |= _AUTO_FREE if auto_free else 0
+        flags |= _USE_PRIORITY if use_node_priority else 0
+        return executables.instantiate(template, flags)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the graph is gone."""
+        return self._template.closed
+
+    def close(self) -> None:
+        """Give the graph back. Executables of it can still be launched, and no longer edited.
+
+        The graph of a segment belongs to its sequence, and one inside a node to the outer graph:
+        closing those does nothing, and neither does a second call.
+        """
+        template = self._template
+        if template.parent is None and template.is_open and not template.closed:
+            template.close()
+
+    def __enter__(self) -> Graph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable("graph")
+
+    @property
+    def _context(self) -> int:
+        return self._template.root.context
+
+
+def note_conditional(template: Template, made: conditionals.Made) -> None:
+    """Remember what no getter tells of conditional nodes before driver 13.2."""
+    root = template.root
+    for node, work in zip(made.nodes, made.works, strict=True):
+        root.known[int(node)] = work
+    if len(made.nodes) > 1:
+        root.together[int(made.nodes[0])] = tuple(int(body) for body in made.bodies)
+
+
+def _nodes(after: After) -> list[Node]:
+    if after is None:
+        return []
+    return [after] if isinstance(after, Node) else list(after)
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    return (node.name, node.mangled_name) if isinstance(node, KernelNode) else (node.label,)

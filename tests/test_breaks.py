@@ -1,0 +1,439 @@
+"""no_graph, force_no_graph, is_in_breakable_graph: what a marked function does, where."""
+
+# ruff: noqa: PT012 (what fails is a block with a body)
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from breakable_cuda_graphs import (  # noqa: E402
+    CaptureError,
+    CUDAGraphSequence,
+    breakable_graph,
+    force_no_graph,
+    is_in_breakable_graph,
+    no_graph,
+)
+from helping import a_stream, assert_nothing_open, capture, forked, kinds  # noqa: E402
+
+
+@no_graph
+def bump(t: Any) -> None:
+    t.add_(1)
+
+
+# ---------------------------------------------------------------- outside of a capture
+
+
+def test_outside_a_capture_it_is_a_plain_call():
+    @no_graph(outputs="static")
+    def double(t: Any, *, by: int = 2) -> Any:
+        return t * by
+
+    assert double(3) == 6
+    assert double(3, by=5) == 15
+    assert not is_in_breakable_graph()
+    force_no_graph()
+
+
+def test_the_stub_is_for_captures_only():
+    @no_graph(capture_stub=lambda: "stub")
+    def real() -> str:
+        return "real"
+
+    assert real() == "real"
+
+
+def test_enable_false_gives_the_function_itself():
+    def plain() -> None: ...
+
+    assert no_graph(plain, enable=False) is plain
+    assert no_graph(enable=False)(plain) is plain
+
+
+def test_a_marked_function_keeps_its_name_and_its_pickle():
+    assert bump.__name__ == "bump"
+    assert bump.__wrapped__ is not bump
+    assert pickle.loads(pickle.dumps(bump)) is bump
+    assert copy.deepcopy(bump) is bump
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ({"function": 3}, TypeError, "function"),
+        ({"capture_stub": 3}, TypeError, "capture_stub"),
+        ({"outputs": "statik"}, ValueError, "'reject', 'static'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, error, word):
+    with pytest.raises(error, match=word):
+        no_graph(**arguments)
+
+
+def test_the_deferred_form_refuses_what_is_not_callable():
+    with pytest.raises(TypeError, match="function"):
+        no_graph()(3)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def test_callables_of_every_kind_can_be_breaks(device):
+    class Model:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        @no_graph
+        def step(self, t: Any) -> None:
+            self.calls += 1
+            t.add_(1)
+
+        @staticmethod
+        @no_graph
+        def static(t: Any) -> None:
+            t.add_(2)
+
+        @classmethod
+        @no_graph
+        def of_class(cls, t: Any) -> None:
+            t.add_(3)
+
+        def __call__(self, t: Any) -> None:
+            t.add_(4)
+
+    model = Model()
+    x = torch.zeros(2)
+    partial = no_graph(functools.partial(torch.Tensor.add_, other=5))
+    assert functools.partial is type(partial.__wrapped__)
+
+    def drop(t: Any) -> None:
+        t.add_(5)
+
+    def body() -> Any:
+        y = x + 0
+        model.step(y)
+        model.static(y)
+        Model.of_class(y)
+        no_graph(model)(y)
+        no_graph(functools.partial(drop))(y)
+        return y
+
+    seq, y = capture(body)
+    assert kinds(seq) == "ge" + "-e" * 4 + "-"
+    assert [s.name.rpartition(".")[2] for s in seq.segments[1::2]] == [
+        "step", "static", "of_class", "Model", "partial",
+    ]  # fmt: skip
+    x.fill_(100)
+    seq.replay()
+    assert y.tolist() == [115, 115]
+    assert model.calls == 2
+
+
+def test_a_break_three_calls_deep_and_one_inside_another(device):
+    x, inside = torch.ones(2), []
+
+    @no_graph
+    def outer(t: Any) -> None:
+        bump(t)
+        force_no_graph()
+        inside.append(is_in_breakable_graph())
+
+    def deep(t: Any) -> Any:
+        return deeper(t * 2)
+
+    def deeper(t: Any) -> Any:
+        outer(t)
+        return t * 3
+
+    seq, y = capture(lambda: deep(x))
+    assert kinds(seq) == "geg"
+    x.fill_(2)
+    seq.replay()
+    assert y.tolist() == [15, 15]
+    assert inside == [True, False]
+
+
+def test_the_question_is_answered_everywhere(device):
+    answers = {}
+
+    @no_graph
+    def ask() -> None:
+        answers["break"] = is_in_breakable_graph()
+
+    def body() -> None:
+        answers["segment"] = is_in_breakable_graph()
+        ask()
+
+    answers["before"] = is_in_breakable_graph()
+    seq, _ = capture(body)
+    answers["after"] = is_in_breakable_graph()
+    assert answers == {"before": False, "segment": True, "break": True, "after": False}
+    seq.replay()
+    assert answers["break"] is False
+
+
+def test_a_stub_runs_at_capture_and_the_body_at_replay(device):
+    x, log = torch.ones(2), []
+
+    def stub(t: Any, n: int, *, k: int) -> str:
+        log.append(("stub", n, k))
+        return "from the stub"
+
+    @no_graph(capture_stub=stub)
+    def real(t: Any, n: int, *, k: int) -> str:
+        log.append(("real", n, k))
+        t.add_(n)
+        return "from the body"
+
+    def body() -> Any:
+        y = x * 2
+        assert real(y, 1, k=2) == "from the stub"
+        return y * 3
+
+    seq, y = capture(body)
+    seq.replay()
+    assert log == [("stub", 1, 2), ("real", 1, 2)]
+    assert y.tolist() == [9, 9]
+
+
+def test_a_stub_gives_static_outputs(device):
+    x = torch.ones(2)
+
+    @no_graph(capture_stub=lambda t: torch.empty_like(t), outputs="static")
+    def real(t: Any) -> Any:
+        return t + 1
+
+    seq, y = capture(lambda: real(x * 2) * 3)
+    seq.replay()
+    assert y.tolist() == [9, 9]
+
+
+def test_the_barrier_runs_before_each_break_at_capture_only(device):
+    x, log = torch.ones(2), []
+
+    @no_graph
+    def step(t: Any) -> None:
+        log.append("break")
+
+    def body() -> None:
+        y = x * 2
+        step(y)
+        force_no_graph()
+        step(y)
+
+    seq, _ = capture(body, barrier_fn=lambda: log.append("barrier"))
+    assert log == ["barrier", "break", "barrier", "break"]
+    seq.replay()
+    assert log[4:] == ["break", "break"]
+
+
+def test_numbers_and_objects_are_given_as_they_were(device):
+    marker, seen = object(), []
+
+    @no_graph
+    def look(*args: Any, **kwargs: Any) -> None:
+        seen.append((args, kwargs))
+
+    state = {"n": 1}
+    seq, _ = capture(lambda: look(1, "a", marker, state, key=[marker]))
+    state["n"] = 2
+    seq.replay()
+    assert seen[1] == ((1, "a", marker, {"n": 2}), {"key": [marker]})
+    assert seen[1][0][3] is state
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_tensors_in_containers_reach_the_break_as_aliases(device):
+    x = torch.arange(6.0).reshape(2, 3)
+    seen: list[Any] = []
+
+    @no_graph
+    def look(pair: Pair, *, table: dict[str, Any]) -> None:
+        seen.append((pair, table))
+        pair.left.add_(1)
+
+    def body() -> None:
+        look(Pair(x.t(), 3), table={"view": x[1:, ::2], "list": [x, None]})
+
+    seq, _ = capture(body)
+    seq.replay()
+    pair, table = seen[1]
+    assert type(pair) is Pair
+    assert pair.left.shape == (3, 2)
+    assert pair.left.stride() == (1, 3)
+    assert pair.left.data_ptr() == x.data_ptr()
+    assert pair.right == 3
+    assert table["view"].storage_offset() == 3
+    assert table["view"].stride() == (3, 2)
+    assert table["list"][1] is None
+    assert x[0, 0] == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+        lambda: torch.arange(8).reshape(2, 4)[:, 1::2],
+        lambda: torch.ones(0, 3),
+        lambda: torch.ones(()),
+        lambda: torch.ones(2, dtype=torch.bfloat16),
+        lambda: torch.ones(1, 3).expand(4, 3),
+        lambda: torch.ones(2, dtype=torch.bool),
+        lambda: torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_an_alias_is_the_same_view(device, make):
+    original, seen = make(), []
+    seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(original))
+    seq.replay()
+    alias = seen[1]
+    assert type(alias) is torch.Tensor
+    for what in ("shape", "dtype", "device"):
+        assert getattr(alias, what) == getattr(original, what)
+    for what in ("stride", "storage_offset", "is_conj", "is_neg", "data_ptr"):
+        assert getattr(alias, what)() == getattr(original, what)()
+    assert not alias.requires_grad
+    with torch.no_grad():
+        assert torch.equal(alias, original)
+
+
+def test_a_tensor_subclass_is_given_itself(device):
+    class Named(torch.Tensor):
+        pass
+
+    x, seen = torch.ones(2).as_subclass(Named), []
+    seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(x))
+    seq.replay()
+    assert seen[1] is x
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda t: t, "result"),
+        (lambda t: (1, [t]), r"result\[1\]\[0\]"),
+        (lambda t: {"a": t}, r"result\['a'\]"),
+        (lambda t: Pair(None, t), r"result\.right"),
+    ],
+)
+def test_tensors_returned_are_refused_and_where_they_are(device, make, path):
+    x = torch.ones(2)
+    with pytest.raises(CaptureError, match=path) as info:
+        capture(lambda: no_graph(make)(x))
+    assert 'outputs="static"' in str(info.value)
+    assert info.value.function
+    assert_nothing_open(device)
+
+
+def test_other_results_are_returned(device):
+    results = []
+    seq, _ = capture(lambda: results.append(no_graph(lambda: (1, {"a": object}))()))
+    assert results == [(1, {"a": object})]
+    seq.replay()
+
+
+def test_history_changed_by_a_break_is_refused(device):
+    w = torch.ones(2, requires_grad=True)
+
+    def body() -> None:
+        y = w * 2
+        no_graph(lambda t: t.mul_(w))(y)
+
+    with pytest.raises(CaptureError, match="autograd history of its argument 0"):
+        capture(body)
+    assert_nothing_open(device)
+
+
+def test_results_that_require_grad_are_refused(device):
+    w = torch.ones(2, requires_grad=True)
+    with pytest.raises(CaptureError, match="requires grad"):
+        capture(lambda: no_graph(outputs="static")(lambda t: t * w)(w))
+
+
+def test_an_autograd_function_of_breaks_differentiates(device):
+    @no_graph(outputs="static")
+    def forward(t: Any) -> Any:
+        return t * 3
+
+    @no_graph(outputs="static")
+    def backward(g: Any) -> Any:
+        return g * 3
+
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Any) -> Any:
+            return forward(t)
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return backward(g)
+
+    w = torch.ones(2, requires_grad=True)
+
+    def body() -> Any:
+        loss = (Triple.apply(w * 2) * w).sum()
+        return torch.autograd.grad(loss, w)[0]
+
+    seq, grad = capture(body, capture_error_mode="relaxed")
+    for value in (1.0, 4.0):
+        with torch.no_grad():
+            w.fill_(value)
+        seq.replay()
+        assert grad.tolist() == [12 * value] * 2
+
+
+def test_a_break_on_a_stream_that_was_forked_from_the_capture(device):
+    x = torch.ones(2)
+    with a_stream() as side:
+
+        def body() -> Any:
+            y = x * 2
+            with forked(side):
+                inside = is_in_breakable_graph()
+            bump(y)
+            return inside, y * 3
+
+        seq, (inside, y) = capture(body)
+        seq.replay()
+        assert inside
+        assert y.tolist() == [9, 9]
+        seq.reset()
+
+
+def test_a_break_with_side_work_open_is_refused_with_the_kernels(device):
+    from breakable_cuda_graphs import UnjoinedStreamError
+
+    x = torch.ones(2)
+    with a_stream() as side:
+
+        def body() -> None:
+            y = x * 2
+            with forked(side, join=False):
+                y.sqrt()
+            bump(y)
+
+        seq = CUDAGraphSequence()
+        with pytest.raises(UnjoinedStreamError, match="sqrt") as info:
+            with breakable_graph(seq):
+                body()
+        assert info.value.kernels == ("aten::sqrt",)
+        assert info.value.segment == 0
+        assert info.value.streams == ()
+        assert "bump" in str(info.value)
+        assert_nothing_open(device)
