@@ -9,6 +9,7 @@ for each of them with that call failing; and once for each line of the library w
 
 from __future__ import annotations
 
+import dis
 import gc
 import sys
 import traceback
@@ -561,6 +562,14 @@ def run_again(body: Callable[[Any, Any], Any], side: Any, seq: Any, own: type | 
 # ---------------------------------------------------------------- an interrupt at any line
 
 
+def at_the_end_of_a_with(frame: Any) -> bool:
+    """Where `__exit__` is about to be called: the interpreter looks for signals after calls only."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    names = [dis.opname[code[place]] for place in range(at, min(at + 6, len(code)), 2)]
+    same = code[at : at + 2] == code[at + 2 : at + 4] == code[at + 4 : at + 6]
+    return names == ["LOAD_CONST"] * 3 and same
+
+
 class Interrupter:
     """Raises KeyboardInterrupt at the k-th line of the library that a thread runs."""
 
@@ -572,7 +581,7 @@ class Interrupter:
             path = frame.f_code.co_filename
             ours = path.startswith(SOURCE) and "/simulator/" not in path
             return self if ours else None
-        if event == "line":
+        if event == "line" and not at_the_end_of_a_with(frame):
             self.seen += 1
             if self.seen == self.place:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -252,7 +252,7 @@ class Block:
             raise problems[0]
         if error is not None:
             for other in problems:
-                error.add_note(f"and while the block was closed: {other}")
+                error.add_note(errors.while_closing(other))
 
     def _end_lease(self) -> None:
         if self._is_leased:
@@ -280,7 +280,10 @@ class Block:
             self.session.begin()
         except BaseException as error:
             self._poison = error
-            self._abandon_segment()
+            try:
+                self._abandon_segment()
+            except Exception as problem:
+                error.add_note(errors.while_closing(problem))
             raise
 
     def _end_segment(self, where: str) -> None:
@@ -404,8 +407,12 @@ class Block:
         """Run a break's body (or its stub) once, and note what replays are to call."""
         modes = self.framework.modes()
         self.session.before_break()
-        histories = list(self._histories(args, kwargs))
-        stand_ins, addresses = self._stand_ins(name, args, kwargs)
+        histories: list[Any] = []
+        stand_ins: Any = ((), {})
+        addresses: frozenset[int] = frozenset()
+        if args or kwargs:
+            histories += self._histories(args, kwargs)
+            stand_ins, addresses = self._stand_ins(name, args, kwargs)
         value = (stub or function)(*args, **kwargs)
         for path, leaf, arrays, before in histories:
             if arrays.history(leaf) != before:
@@ -417,7 +424,7 @@ class Block:
             )
             result = results.StaticResult(name, value, scene)
             value = result.take()
-        else:
+        elif value is not None:
             results.refuse_arrays(name, value, self.find_arrays)
         segment = EagerSegment(
             len(self._segments), function, *stand_ins, name=name, modes=modes, result=result

@@ -291,8 +291,8 @@ def result_changed(name: str, path: str, before: str, now: str) -> ReplayError:
 def result_moved(name: str, path: str) -> ReplayError:
     error = ReplayError(
         f"the break {name} returned memory that it did not return at capture (result{path}): then it "
-        "was an argument, another tensor from outside or one tensor twice, which the next segment reads "
-        "in place. Nothing after it was launched. Return the same tensor every time, or a clone."
+        "was an argument, a tensor of a captured segment or one tensor twice, which the next segment "
+        "reads in place. Nothing after it was launched. Return the same tensor every time, or a clone."
     )
     error.function = name
     return error
@@ -444,6 +444,10 @@ def advice_on_draws() -> str:
         "another capture was open on the device at the time: on torch 2.11 and older a generator "
         "serves one capture at a time. Capture one after the other, or draw in a break."
     )
+
+
+def while_closing(problem: BaseException) -> str:
+    return f"and while the capture was closed: {type(problem).__name__}: {problem}"
 
 
 def place(segment: int) -> str:

@@ -378,6 +378,8 @@ class GraphExec:
         """
         self._target.close()
         self._keep = []
+        if self._template.root.shown is not self._shadow:  # not a segment's
+            self._shadow = Shadow()
 
     def __enter__(self) -> GraphExec:
         return self

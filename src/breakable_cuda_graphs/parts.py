@@ -102,8 +102,9 @@ class Recording:
                 reader = reading.KernelReader(driver)
                 survey = reading.Survey(reader, info.graph, info.dependencies)
                 nodes = driver.graph_nodes(info.graph)
+            problem = _problem(survey)  # before the end: a failed one takes the nodes along
             captured = enclosed.end(survey)
-            problem = _problem(survey, captured)
+            problem = problem or _problem_of_end(captured)
             if problem is None and captured.graph is None:
                 problem = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
             if problem is not None:
@@ -123,11 +124,15 @@ class Recording:
         self._template.notes.update(self.journal.notes(0, nodes))
 
 
-def _problem(survey: reading.Survey | None, captured: Any) -> Exception | None:
+def _problem(survey: reading.Survey | None) -> Exception | None:
     if survey is not None and survey.dangling:
         return errors.unjoined(0, "its end", survey.names(survey.dangling), ())
     if survey is not None and reading.HOST in survey.kinds:
         return errors.recording_has_host_nodes()
+    return None
+
+
+def _problem_of_end(captured: Any) -> Exception | None:
     if captured.runner is not None:
         return errors.recording_draws()
     problem: Exception | None = captured.problem

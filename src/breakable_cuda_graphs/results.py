@@ -2,8 +2,8 @@
 
 The hard problem: the next segment was captured with the addresses that the result had once. So
 with `outputs="static"` each array of a result gets one fixed place: a new buffer that the sequence
-owns and into which every later result is copied, or, for an array that lies in memory which the
-sequence knows already (an argument, a view of one, another older array), that memory itself, with
+owns and into which every later result is copied; or, for an array that lies in memory which the
+capture knows (an argument, a view of one, something captured work made), that memory itself, with
 nothing to copy. A result that no longer fits its place is refused before anything is copied: a
 plain copy would broadcast, cast or misalign without a word.
 """
@@ -94,7 +94,7 @@ class StaticResult:
     def _new_place(self, leaf: Any, path: str, arrays: Arrays, scene: Scene) -> _Place:
         address, nbytes, _ = arrays.storage(leaf)
         kind = arrays.kind(leaf)
-        is_known = address in scene.arguments or scene.session.birth(address) is not Birth.BREAK
+        is_known = address in scene.arguments or scene.session.birth(address) is Birth.POOL
         if nbytes and is_known:
             role = f"returned by {self._name} as result{path}"
             scene.memory.note(leaf, arrays, scene.session, scene.rules, role)

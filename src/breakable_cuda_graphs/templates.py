@@ -120,7 +120,6 @@ class Template:
         self.driver = driver
         self.handle = handle
         self.parent = parent
-        self.root: Template = self if parent is None else parent.root
         self.is_open = is_open  # whether nodes may be added and removed
         # Weak in both: a graph must be given back when its last user lets go, not at a collection.
         self._inner: dict[int, tuple[weakref.ref[Template], ...]] = {}
@@ -140,6 +139,11 @@ class Template:
             self._serials: dict[int, int] = {}
             self._count = itertools.count()
             self._setters: dict[Ending, Any] = {}
+
+    @property
+    def root(self) -> Template:
+        """The template of the outermost graph."""
+        return self if self.parent is None else self.parent.root
 
     # ---- the handle
 

@@ -48,9 +48,9 @@ class Driver:
     def __init__(self, module: Any, *, simulated: bool = False) -> None:
         self.module = module
         self.simulated = simulated
-        (self.version,) = self._call("cuDriverGetVersion", ())
-        self._call("cuInit", (0,))
-        self._capture_info = self._newest("cuStreamGetCaptureInfo", "_v3")
+        self.version = int(self.cuDriverGetVersion())
+        self.cuInit(0)
+        self._capture_info = getattr(self, self._newest("cuStreamGetCaptureInfo", "_v3"))
         self._update_dependencies = self._newest("cuStreamUpdateCaptureDependencies", "_v2")
         self._get_edges = self._newest("cuGraphGetEdges", "_v2")
         self._get_dependencies = self._newest("cuGraphNodeGetDependencies", "_v2")
@@ -66,31 +66,36 @@ class Driver:
         if not name.startswith("cu"):
             raise AttributeError(name)
 
+        function = self._function(name)
+
         def checked(*args: Any) -> Any:
-            values = self._call(name, args)
-            if len(values) == 1:
-                return values[0]
-            return values or None
+            try:
+                values = function(*args)
+            except RuntimeError as error:  # the bindings know the function, the driver does not
+                raise errors.driver_call_missing(name, error) from error
+            if values[0]:
+                raise self.error(name, values[0])
+            return values[1] if len(values) == 2 else values[1:] or None
 
         checked.__name__ = name
         setattr(self, name, checked)
         return checked
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        try:
+            function: Callable[..., Any] = getattr(self.module, name)
+        except AttributeError as error:
+            raise errors.driver_call_missing(name, error) from error
+        return function
 
     def has(self, name: str) -> bool:
         """Whether the bindings know the function (the driver may still lack it: see `version`)."""
         return hasattr(self.module, name)
 
     def _call(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        try:
-            function = getattr(self.module, name)
-            code, *values = function(*args)
-        except (AttributeError, RuntimeError) as error:
-            if isinstance(error, errors.CUDAError):
-                raise
-            raise errors.driver_call_missing(name, error) from error
-        if int(code) != _SUCCESS:
-            raise self.error(name, code)
-        return tuple(values)
+        """The values of a call, however many there are; for the shims below."""
+        values = getattr(self, name)(*args)
+        return values if isinstance(values, tuple) else () if values is None else (values,)
 
     def error(self, call: str, code: Any) -> errors.CUDAError:
         """The exception for a result code that a raw call of this driver returned."""
@@ -114,9 +119,7 @@ class Driver:
 
     def capture_info(self, stream: Any) -> CaptureInfo:
         """The capture that a stream is in. Never raises for an invalidated one."""
-        status, identity, graph, dependencies, edges, count = self._call(
-            self._capture_info, (stream,)
-        )
+        status, identity, graph, dependencies, edges, count = self._capture_info(stream)
         if int(status) != 1:
             return CaptureInfo(int(status), 0, None, [], [])
         return CaptureInfo(
@@ -142,10 +145,10 @@ class Driver:
 
     def graph_nodes(self, graph: Any) -> list[Any]:
         """All nodes in the order in which they were added."""
-        nodes, count = self._call("cuGraphGetNodes", (graph, _GUESS))
+        nodes, count = self.cuGraphGetNodes(graph, _GUESS)
         if count == _GUESS:  # there may be more
-            _, count = self._call("cuGraphGetNodes", (graph, 0))
-            nodes, count = self._call("cuGraphGetNodes", (graph, count))
+            _, count = self.cuGraphGetNodes(graph, 0)
+            nodes, count = self.cuGraphGetNodes(graph, count)
         return list(nodes)[:count]
 
     def node_dependencies(self, node: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -104,8 +105,9 @@ _simulated_setters: dict[tuple[int, str], Any] = {}
 
 
 def _simulated(driver: bindings.Driver, name: str) -> Any:
-    """The same kernels for the simulated device."""
-    from ..simulator import SimulatedKernel, set_conditional
+    """The same kernels for the simulated device, made by its own package: no import points up."""
+    simulator = sys.modules[type(driver.module).__module__.rpartition(".")[0]]
+    SimulatedKernel, set_conditional = simulator.SimulatedKernel, simulator.set_conditional
 
     def set_condition(
         handle: int, opposite: int, flag: int, mask: int, size: int, has_opposite: int

@@ -37,10 +37,10 @@ class Owner:
         is_lost: Callable[[], bool] | None = None,
     ) -> None:
         self.driver = driver
-        self._value = value
         self._keep = keep  # what must outlive the handle
         self._is_lost = is_lost  # tells that the handle went with its context
         self._epoch = process.epoch
+        self._value = value  # last: from here on the finalizer has something to release
 
     @property
     def value(self) -> Any:

@@ -86,7 +86,15 @@ class KernelReader:
 
     def words(self, params: Any) -> list[int]:
         """Every 8-byte step of every argument, as unsigned numbers."""
+        table = int(params.kernelParams or 0)
+        parameters = self.layout(params).parameters
         words: list[int] = []
+        if table and parameters:
+            addresses = (ctypes.c_void_p * len(parameters)).from_address(table)
+            for address, (_, size) in zip(addresses, parameters, strict=True):
+                if size >= 8 and address:
+                    words += (ctypes.c_uint64 * (size >> 3)).from_address(address)
+            return words
         for data in self.arguments(params):
             words += memoryview(data[: len(data) & ~7]).cast("Q").tolist()
         return words

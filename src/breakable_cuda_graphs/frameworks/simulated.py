@@ -84,16 +84,18 @@ class SimulatedSession(RawSession):
         return base.Birth.BREAK
 
     def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
-        owners = dict(_storages())
-        found = []
-        for address in survey.addresses() & owners.keys():
-            tensor = owners[address]
-            kind = Tensors("cpu").kind(tensor)
-            found.append(base.Found(address, tensor.untyped_storage(), kind))
+        found, arrays = [], Tensors("cpu")
+        for start, end, tensor in _storages():
+            if any(start <= address < end for address in survey.addresses()):
+                found.append(base.Found(start, tensor.untyped_storage(), arrays.kind(tensor)))
         return found, []
 
+    def enter(self) -> None:
+        super().enter()
+        self._recorder.hold()
+
     def leave(self, failed: bool) -> None:
-        self._recorder.end()  # a mode that was suspended when the last segment ended
+        self._recorder.leave()
         super().leave(failed)
 
     def _stop(self) -> None:
@@ -102,14 +104,17 @@ class SimulatedSession(RawSession):
             self._recorder.end()
 
 
-def _storages() -> list[tuple[int, Any]]:
-    """(first address, tensor) of every CPU tensor that Python knows."""
-    return [
-        (thing.untyped_storage().data_ptr(), thing)
-        for thing in gc.get_objects()
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided
-    ]
+def _storages() -> list[tuple[int, int, Any]]:
+    """(first address, end, tensor) of every CPU tensor with memory that Python knows."""
+    found = []
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided:
+            storage = thing.untyped_storage()
+            if storage.nbytes() and thing.device.type == "cpu":
+                start = storage.data_ptr()
+                found.append((start, start + storage.nbytes(), thing))
+    return found
 
 
 def _storage_addresses() -> set[int]:
-    return {address for address, _ in _storages()}
+    return {start for start, _, _ in _storages()}

@@ -339,51 +339,68 @@ class TensorRecorder:
 
     def __init__(self, simulated_driver: SimulatedDriver) -> None:
         self._driver = simulated_driver
-        self._modes: tuple[_Operators, _HostReads] | None = None
-        self._suspended: _HostReads | None = None
+        self._modes: tuple[_Operators, _HostReads] | None = None  # while they are on torch's stacks
+        self._is_held = False
+        self.is_recording = False
         self._stream = self._previous = 0
         #: whether a recorded operator has drawn random numbers
         self.drew_random = False
         #: storages made during recordings of this recorder
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    def hold(self) -> None:
+        """Put the modes on torch's stacks for several recordings, until `leave`.
+
+        Autograd saves and restores the stacks around each of its nodes, and a mode is off its stack
+        while it handles a call. A recording that ends and begins inside `backward()` can therefore
+        not take its modes off; held ones stay where they are and only listen or not.
+        """
+        self._is_held = True
+        self._enter_modes()
+
+    def leave(self) -> None:
+        """The end of `hold`; nothing happens if that is over."""
+        self.end()
+        self._is_held = False
+        self._leave_modes()
+
     def begin(self, stream_handle: Any) -> None:
         """Start recording on this thread, into the capture that is open on this stream."""
-        if self._modes is not None:
+        if self.is_recording:
             raise RuntimeError("this recorder is recording already")
         self._stream, self._previous = int(stream_handle), _current.handle
         _current.handle = self._stream
-        operators, reads = _Operators(self), self._suspended or _HostReads(self)
-        self._modes = (operators, reads)
-        operators.__enter__()
-        if self._suspended is None:
-            reads.__enter__()
+        self._enter_modes()
+        self.is_recording = True
 
     def end(self) -> None:
-        """Stop recording; nothing happens if it has stopped.
-
-        Inside a call that the function mode is handling (a break in `backward()`), torch has taken
-        the mode off its stack and will put it back: it is then kept, to be used or left later.
-        """
-        modes, self._modes = self._modes, None
-        if modes is None:
-            if self._suspended is not None and _leave_function_mode(self._suspended):
-                self._suspended = None
+        """Stop recording; nothing happens if it has stopped."""
+        if not self.is_recording:
             return
-        _leave_dispatch_mode(modes[0])
-        self._suspended = None if _leave_function_mode(modes[1]) else modes[1]
+        self.is_recording = False
+        if not self._is_held:
+            self._leave_modes()
         if _current.handle == self._stream:
             _current.handle = self._previous
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether a recording is on."""
-        return self._modes is not None
+    def _enter_modes(self) -> None:
+        if self._modes is None:
+            self._modes = (_Operators(self), _HostReads(self))
+            for mode in self._modes:
+                mode.__enter__()
+
+    def _leave_modes(self) -> None:
+        modes, self._modes = self._modes, None
+        if modes is not None:
+            _leave_dispatch_mode(modes[0])
+            _leave_function_mode(modes[1])
 
     # ---- one operator
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run, record or refuse one operator, as the current stream's state demands."""
+        if not self.is_recording:
+            return func(*args, **kwargs)
         status = self._status()
         if status == _INVALIDATED:
             raise self._error(901, _title(func))
@@ -522,13 +539,10 @@ def _leave_dispatch_mode(mode: Any) -> None:
         dispatching._push_mode(each)
 
 
-def _leave_function_mode(mode: Any) -> bool:
-    """The same for a function mode; False if it is not on the stack just now."""
+def _leave_function_mode(mode: Any) -> None:
     above = []
     while (top := torch.overrides._get_current_function_mode()) is not mode and top is not None:
         above.append(torch.overrides._pop_mode())
-    if top is mode:
-        mode.__exit__(None, None, None)
+    mode.__exit__(None, None, None)
     for each in reversed(above):
         torch.overrides._push_mode(each)
-    return top is mode

@@ -12,8 +12,6 @@ Facts: torch/csrc (CUDAGraph.cpp, capture_begin and capture_end, torch 2.10 to 2
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,7 +44,10 @@ class Books:
             self.shell.register_generator_state(generator)
         release.capture_opened()
         self._stage = _OPENING
-        with _no_inference_mode():
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
+        else:
             self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
         self._stage = _OPEN
 
@@ -59,8 +60,7 @@ class Books:
 
     def end_by_torch(self) -> Any:
         """Let torch end it and keep the graph: for graphs that cannot be children of another."""
-        with _no_inference_mode():
-            self.shell.capture_end()
+        self._capture_end()
         self._closed()
         return self.shell.raw_cuda_graph()
 
@@ -91,19 +91,28 @@ class Books:
                 driver.cuGraphAddEmptyNode(graph, None, 0)
             else:
                 driver.cuGraphAddChildGraphNode(graph, None, 0, inside)
-            with _no_inference_mode():
-                self.shell.capture_end()
+            self._capture_end()
             self.is_sound = True
         except BaseException:
             if self._is_capturing():
                 _discard(capturing.end(driver, stream))
             raise
 
+    def _capture_end(self) -> None:
+        """Generators refuse to have their tensors filled in inference mode."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                self.shell.capture_end()
+        else:
+            self.shell.capture_end()
+
     def _is_capturing(self) -> bool:
         return capturing.status(self.driver, self.stream) is not Status.NONE
 
     def _free_generators(self) -> None:
         """`capture_begin` failed before it had a stream: it may have left generators in capture."""
+        if release.open_captures() > 1:
+            return  # another capture has them, rightly
         for generator in (*self._generators, torch.cuda.default_generators[_device()]):
             offset = generator.get_offset()
             try:
@@ -116,14 +125,6 @@ class Books:
         if self._stage != _CLOSED:
             self._stage = _CLOSED
             release.capture_closed()
-
-
-def _no_inference_mode() -> AbstractContextManager[Any]:
-    """Generators refuse to have their tensors made or filled in inference mode."""
-    if torch.is_inference_mode_enabled():
-        mode: AbstractContextManager[Any] = torch.inference_mode(False)
-        return mode
-    return contextlib.nullcontext()
 
 
 def _discard(ended: Ended) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,24 +51,25 @@ class Draws:
         self.is_guest = False  # another capture had these generators when this segment began
         self.is_spoilt = False  # another capture drew from them while this one was open
 
-    @contextlib.contextmanager
-    def opening(self) -> Iterator[None]:
-        """Around the opening of a segment's capture on the stream."""
+    def open(self, begin_capture: Callable[[], None]) -> None:
+        """Let a segment's capture be begun on the stream, and count from the true offsets on."""
         for counter in self._counters:
             counter.begin()
-        with self._traffic.opening(self, self._stream):
-            yield
+        self._traffic.open(self, self._stream, begin_capture)
         if self.is_guest:
             self._offsets_of_host = [_offset_inside(g) for g in self.generators]
         else:
             for counter in self._counters:
                 counter.opened()
 
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """Around the end of a capture and of torch's books: no other capture may open in between."""
-        with self._traffic.closing(self, self._stream):
-            yield
+    @property
+    def lock(self) -> threading.RLock:  # type: ignore[valid-type, unused-ignore]
+        """Held around the end of a capture and of torch's books: none may open in between."""
+        return self._traffic.lock
+
+    def ended(self) -> None:
+        """The capture is over, well or not; still under the lock."""
+        self._traffic.ended(self, self._stream)
 
     def ending(self, survey: Survey | None) -> tuple[list[int], bool, Exception | None]:
         """Inside the capture, just before its end.
@@ -109,7 +110,6 @@ class Draws:
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
-        self._traffic.settle()
         for counter in self._counters:
             counter.finish(failed)
 
@@ -220,15 +220,10 @@ def _state_at(words: list[int]) -> int:
     is 1 (ATen/cuda/detail/PhiloxCudaStateRaw.cuh). Something else of that shape only costs speed.
     """
     for at in range(len(words) - 3):
-        seed, offset, inside, flag = words[at : at + 4]
-        if (
-            flag & 0xFF == 1
-            and inside % 4 == 0
-            and seed != offset
-            and _is_block(seed)
-            and _is_block(offset)
-        ):
-            return at
+        if words[at + 3] & 0xFF == 1 and words[at + 2] % 4 == 0:  # rare, and so looked at first
+            seed, offset = words[at], words[at + 1]
+            if seed != offset and _is_block(seed) and _is_block(offset):
+                return at
     return -1
 
 
@@ -265,41 +260,34 @@ class Traffic:
     def __init__(self, driver: Driver, device: int) -> None:
         self._device = device
         self._mark = CompletionMark(driver)
-        self._unmarked: Any = None  # the stream of the last segment, while the mark is older
         self._open: dict[Draws, int] = {}  # -> the thread that opened it
         self._nodes_of_hosts: dict[Draws, dict[Draws, int]] = {}  # when the guest opened
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
 
-    @contextlib.contextmanager
-    def opening(self, draws: Draws, stream: Any) -> Iterator[None]:
-        """Around the opening of a segment's capture."""
+    def open(self, draws: Draws, stream: Any, begin_capture: Callable[[], None]) -> None:
+        """Begin a segment's capture."""
         if not SHARED_TENSORS:
-            yield
+            begin_capture()
             return
-        with self._changed:
-            self._order_after(int(stream), stream)
+        with self.lock:
+            self._mark.order_after(int(stream), stream)
             hosts = {other: other.nodes_so_far() for other in self._open if not other.is_guest}
             draws.is_guest, draws.is_spoilt = bool(hosts), False
             self._open[draws] = threading.get_ident()
+            if not hosts:
+                begin_capture()
+                return
             self._nodes_of_hosts[draws] = hosts
-            with _copies_in_place(draws.generators if draws.is_guest else ()):
-                yield
+            with _copies_in_place(draws.generators):
+                begin_capture()
 
-    @contextlib.contextmanager
-    def closing(self, draws: Draws, stream: Any) -> Iterator[None]:
-        """Around the end of a segment: what follows on other streams follows its refill."""
-        if not SHARED_TENSORS:
-            yield
-            return
-        with self._changed:
-            try:
-                yield
-            finally:
-                self._nodes_of_hosts.pop(draws, None)
-                if self._open.pop(draws, None) is not None:
-                    self._changed.notify_all()
-                    self._unmarked = stream
+    def ended(self, draws: Draws, stream: Any) -> None:
+        """A segment is over: what follows on other streams follows its refill."""
+        self._nodes_of_hosts.pop(draws, None)
+        if self._open.pop(draws, None) is not None:
+            self._changed.notify_all()
+            self._mark.record(int(stream), stream)
 
     def spoil_hosts(self, guest: Draws) -> bool:
         """A guest has drawn from generators that another open capture has: whether that is lost.
@@ -325,27 +313,9 @@ class Traffic:
             own = threading.get_ident() in self._open.values()
             if own or not self._changed.wait_for(lambda: not self._open, _PATIENCE):
                 raise errors.draw_during_capture()
-            self._order_after(handle, stream)
+            self._mark.order_after(handle, stream)
             yield
             self._mark.record(handle, stream)
-
-    def settle(self) -> None:
-        """A block ends, and its stream may not be there when the next user of the mark comes."""
-        with self.lock:
-            self._mark_last()
-
-    def _order_after(self, handle: int, stream: Any) -> None:
-        """Make a stream wait for whatever used the tensors last."""
-        if self._unmarked is not None and int(self._unmarked) != handle:
-            self._mark_last()
-        if self._unmarked is None:
-            self._mark.order_after(handle, stream)
-
-    def _mark_last(self) -> None:
-        """Record the mark behind the last segment; done only when another stream has to wait."""
-        stream, self._unmarked = self._unmarked, None
-        if stream is not None:
-            self._mark.record(int(stream), stream)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,9 @@ from .tensors import Tensors
 _SCARCE = 1 / 8
 
 
+_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
+
+
 class TorchFramework:
     """Torch on one device."""
 
@@ -125,25 +128,26 @@ class TorchSession:
         self._books = Books(
             self.driver, int(self.stream), self.pool.identity, self.mode, draws.registered
         )
-        with self._current(), draws.opening():
-            self._books.open()
+        with self._current():
+            draws.open(self._books.open)
 
     def end(self, survey: Survey | None) -> base.Captured:
         books, draws = self._books, self._draws
         assert books is not None
         assert draws is not None
         modes.clear_weight_cache()
-        with self._current(), draws.closing():
+        with self._current(), draws.lock:
             used, draw, problem = draws.ending(survey)
-            if survey is not None and not self.uses_workspace:
-                self.uses_workspace = self._is_workspace_in(survey)
             if draw and survey is not None and reading.CONDITIONAL in survey.kinds:
                 return self._end_by_torch(books, draws, used)
             ended = books.end()
             child = ended.graph.value if ended.graph and draw and problem is None else None
             books.close(child)
             self._books = None
+            draws.ended()
             draws.closed(used)
+        if survey is not None and not self.uses_workspace:
+            self.uses_workspace = workspaces.contain(int(self.stream), survey.kernel_words())
         if child is None:
             self.pool.take_shell(books.shell)
             return base.Captured(ended.code, ended.graph, None, problem)
@@ -153,7 +157,9 @@ class TorchSession:
         """A graph with conditional nodes cannot be a child, so torch's own end has to keep it."""
         raw = types.CUgraph(books.end_by_torch())
         self._books = None
+        draws.ended()
         draws.closed(used)
+        self.uses_workspace = True  # not looked into
         runner = draws.runner(books.shell, used)
         return base.Captured(0, GraphView(self.driver, raw, runner), runner)
 
@@ -162,15 +168,18 @@ class TorchSession:
         if books is None:
             return
         assert self._draws is not None
-        with self._current(), self._draws.closing():
-            books.close()
+        with self._current(), self._draws.lock:
+            try:
+                books.close()
+            finally:
+                self._draws.ended()
         if books.is_sound:
             self.pool.take_shell(books.shell)
 
     def _current(self) -> AbstractContextManager[Any]:
         """The capture stream as torch's current one, whatever the user's code has made current."""
         if self.framework.current_stream() == int(self.stream):
-            return contextlib.nullcontext()
+            return _NOTHING
         return _stream_current(self.external)
 
     def before_break(self) -> None:
@@ -197,10 +206,6 @@ class TorchSession:
         if not addresses:
             return [], []
         return inputs.find(self.driver, self.framework.device, addresses, self._is_ours)
-
-    def _is_workspace_in(self, survey: Survey) -> bool:
-        handle = int(self.stream)
-        return any(workspaces.contains(handle, word) for word in survey.addresses())
 
     def _is_ours(self, address: int) -> bool:
         """Memory of the pool, or of the stream's cuBLAS workspaces."""

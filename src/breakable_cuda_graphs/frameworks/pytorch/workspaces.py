@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,6 +67,16 @@ def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
 def contains(stream: int, address: int) -> bool:
     """Whether an address lies in the workspaces of a capture stream."""
     return any(start <= address < end for start, end in _ranges.get(stream, ()))
+
+
+def contain(stream: int, kernels: Iterable[list[int]]) -> bool:
+    """Whether any kernel's arguments point into the workspaces of a capture stream."""
+    return any(
+        start <= word < end
+        for start, end in _ranges.get(stream, ())
+        for words in kernels
+        for word in words
+    )
 
 
 def _products(device: int, grad: bool) -> None:

@@ -1,0 +1,286 @@
+"""outputs="static": every container, what is refused at capture, what is refused at replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from breakable_cuda_graphs import CaptureError, ReplayError, no_graph  # noqa: E402
+from helping import assert_nothing_open, capture  # noqa: E402
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Record:
+    value: Any
+    note: str = "n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+def static(make: Any) -> Any:
+    return no_graph(outputs="static")(make)
+
+
+CONTAINERS = {
+    "tensor": (lambda t: t * 2, lambda r: r),
+    "tuple": (lambda t: (t * 2, 5), lambda r: r[0]),
+    "list": (lambda t: [None, t * 2], lambda r: r[1]),
+    "dict": (lambda t: {"a": t * 2, 3: "x"}, lambda r: r["a"]),
+    "ordered dict": (lambda t: OrderedDict(a=t * 2), lambda r: r["a"]),
+    "default dict": (lambda t: defaultdict(list, a=t * 2), lambda r: r["a"]),
+    "named tuple": (lambda t: Pair(t * 2, None), lambda r: r.left),
+    "data class": (lambda t: Record(t * 2), lambda r: r.value),
+    "frozen": (lambda t: Frozen(t * 2), lambda r: r.value),
+    "nested": (lambda t: {"p": Pair([1, (t * 2,)], 2.5)}, lambda r: r["p"].left[1][0]),
+    "torch's own": (lambda t: torch.max(torch.stack([t * 2, t]), dim=0), lambda r: r.values),
+    "view": (lambda t: torch.stack([t, t * 2])[1], lambda r: r),
+    "strided": (lambda t: torch.stack([t * 2, t]).t()[:, 0], lambda r: r),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_new_values_land_in_the_same_places(device, name):
+    make, pick = CONTAINERS[name]
+    x, results = torch.tensor([1.0, 2.0]), []
+
+    def body() -> Any:
+        result = static(make)(x + 0)
+        results.append(result)
+        return pick(result) + 1
+
+    seq, y = capture(body)
+    (result,) = results
+    assert type(result) is type(make(x))
+    address = pick(result).data_ptr()
+    for value in (1.0, 7.0):
+        x.fill_(value)
+        seq.replay()
+        assert pick(result).tolist() == [value * 2] * 2
+        assert pick(result).data_ptr() == address
+        assert y.tolist() == [value * 2 + 1] * 2
+
+
+def test_what_is_no_tensor_is_that_of_the_capture(device):
+    seq, result = capture(lambda: static(lambda: (None, 1, 2.5, True, "s", b"b", [], {}))())
+    assert result == (None, 1, 2.5, True, "s", b"b", [], {})
+    seq.replay()
+
+
+def test_an_argument_returned_is_used_in_place(device):
+    x = torch.ones(2)
+
+    @static
+    def work(t: Any) -> Any:
+        t.add_(1)
+        return t, t.reshape(2, 1)[1:], t * 10
+
+    def body() -> Any:
+        y = x * 2
+        same, view, new = work(y)
+        assert same.data_ptr() == y.data_ptr()
+        assert view.data_ptr() == y.data_ptr() + 4
+        return same.sum() + view.sum() + new.sum()
+
+    seq, total = capture(body)
+    x.fill_(2)
+    seq.replay()
+    assert total.item() == 10 + 5 + 100
+
+
+def test_an_older_tensor_returned_is_used_in_place(device):
+    table, x = torch.zeros(3), torch.ones(3)
+
+    def body() -> Any:
+        return static(lambda t: table)(x) * 2
+
+    seq, y = capture(body)
+    table.fill_(4)
+    seq.replay()
+    assert y.tolist() == [8] * 3
+
+
+def test_one_tensor_twice_is_one_place(device):
+    x, seen = torch.ones(2), []
+
+    @static
+    def twice(t: Any) -> Any:
+        new = t * 2
+        return new, {"again": new}
+
+    def body() -> Any:
+        first, rest = twice(x + 0)
+        seen.append((first, rest["again"]))
+        return first + rest["again"]
+
+    seq, y = capture(body)
+    assert seen[0][0].data_ptr() == seen[0][1].data_ptr()
+    x.fill_(3)
+    seq.replay()
+    assert y.tolist() == [12, 12]
+
+
+def test_an_empty_tensor_is_a_result(device):
+    x = torch.ones(2)
+    seq, y = capture(lambda: static(lambda t: t[:0].clone())(x).sum() + 1)
+    seq.replay()
+    assert y.item() == 1
+
+
+def test_static_results_have_no_history(device):
+    w = torch.ones(2, requires_grad=True)
+
+    def body() -> Any:
+        with torch.no_grad():
+            return static(lambda t: t * 2)(w)
+
+    seq, new = capture(body)
+    assert not new.requires_grad
+    assert w.requires_grad
+    with pytest.raises(CaptureError, match="requires grad"):
+        capture(lambda: static(lambda t: t)(w))
+
+
+# ---------------------------------------------------------------- refused at capture
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Opaque(), "Opaque"),
+        ([{"a": Opaque()}], "Opaque"),
+        ({1, 2}, "set"),
+        (lambda: None, "function"),
+        (torch.float32, "dtype"),
+    ],
+)
+def test_other_types_are_refused_by_name(device, value, name):
+    with pytest.raises(CaptureError, match=name):
+        capture(lambda: static(lambda: value)())
+    assert_nothing_open(device)
+
+
+def test_subclasses_are_refused_by_name(device):
+    class Named(torch.Tensor):
+        pass
+
+    with pytest.raises(CaptureError, match="Named"):
+        capture(lambda: static(lambda: torch.ones(2).as_subclass(Named))())
+
+
+def test_different_views_of_one_new_memory_are_refused(device):
+    x = torch.ones(4)
+
+    def views(t: Any) -> Any:
+        new = t * 2
+        return new, new[1:]
+
+    with pytest.raises(CaptureError, match=r"views of one piece of memory \(result\[1\]\)"):
+        capture(lambda: static(views)(x))
+    assert_nothing_open(device)
+
+
+# ---------------------------------------------------------------- refused at replay
+
+
+def fresh(t: Any) -> Any:
+    return (t * 2, 5)
+
+
+CHANGES = {
+    "shape": (fresh, lambda t: (t[:1] * 2, 5), r"result\[0\].*\[2\].*\[1\]"),
+    "broadcast": (fresh, lambda t: (t.sum(), 5), r"\[\] on cpu now"),
+    "dtype": (fresh, lambda t: ((t * 2).double(), 5), "float64"),
+    "no tensor": (fresh, lambda t: (3.0, 5), "float"),
+    "a tensor now": (fresh, lambda t: (t * 2, t * 1), r"result\[1\]"),
+    "longer": (fresh, lambda t: (t * 2, 5, 6), "another structure"),
+    "list": (fresh, lambda t: [t * 2, 5], "another structure"),
+    "none": (fresh, lambda t: None, "another structure"),
+    "device": (fresh, lambda t: (torch.empty(2, device="meta"), 5), "meta"),
+    "keys": (lambda t: {"a": t * 2}, lambda t: {"b": t * 2}, "another structure"),
+    "moved": (lambda t: t, lambda t: t * 1, "memory that it did not return"),
+    "no longer one": (lambda t: [t * 2] * 2, lambda t: [t * 2, t * 2], r"result\[1\]"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_result_raises_and_nothing_later_is_launched(device, name):
+    at_capture, later, words = CHANGES[name]
+    x, out, use = torch.ones(2), torch.zeros(2), [at_capture]
+    results: list[Any] = []
+
+    @static
+    def work(t: Any) -> Any:
+        return use[0](t)
+
+    def body() -> None:
+        results.append(work(x + 0))
+        out.add_(1)
+
+    seq, _ = capture(body)
+    seq.replay()
+    assert out.tolist() == [1, 1]
+    use[0] = later
+    with pytest.raises(ReplayError, match=words) as info:
+        seq.replay()
+    assert "Nothing after it was launched" in str(info.value)
+    assert "work" in info.value.function
+    assert out.tolist() == [1, 1]
+    assert_nothing_open(device)
+    use[0] = at_capture
+    x.fill_(4)
+    seq.replay()
+    assert out.tolist() == [2, 2]
+
+
+def test_nothing_is_copied_when_a_later_part_does_not_fit(device):
+    x, use = torch.ones(2), [lambda t: (t * 2, t * 3)]
+
+    @static
+    def work(t: Any) -> Any:
+        return use[0](t)
+
+    seq, (first, _) = capture(lambda: work(x + 0))
+    seq.replay()
+    x.fill_(100)
+    use[0] = lambda t: (t * 2, t[:1])
+    with pytest.raises(ReplayError):
+        seq.replay()
+    assert first.tolist() == [2, 2]
+
+
+def test_strides_may_change_and_values_do_not(device):
+    x, use = torch.arange(6.0).reshape(2, 3), [lambda t: t * 1]
+
+    @static
+    def work(t: Any) -> Any:
+        return use[0](t)
+
+    seq, y = capture(lambda: work(x + 0) * 2)
+    use[0] = lambda t: (t.t() * 1).contiguous().t()
+    seq.replay()
+    assert y.tolist() == (x * 2).tolist()
+
+
+def test_static_buffers_are_owned_until_reset(device):
+    x = torch.ones(64)
+    seq, _ = capture(lambda: (static(lambda t: t * 2)(x) * 3).sum())
+    assert seq._memory.owned == 1
+    seq.reset()
+    assert seq._memory.owned == 0
