@@ -43,7 +43,9 @@ f32 = numpy.float32
 i32 = numpy.int32
 
 
-def scale(graph: Graph, out: Any, source: Any, factor: float, after: Any = None, **more: Any) -> Any:
+def scale(
+    graph: Graph, out: Any, source: Any, factor: float, after: Any = None, **more: Any
+) -> Any:
     """Add the known kernel to a graph."""
     kernel = more.pop("kernel", None) or scale_kernel()
     args = (out, source, f32(factor), i32(len(out)))

@@ -75,6 +75,8 @@ def test_the_outer_graph_holds_what_it_needs_until_it_is_gone(device):
         outer.close()
     settle()
     assert userobjects.held() == 0
+    del outer
+    settle()
     assert memory() is None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -31,7 +32,9 @@ from breakable_cuda_graphs import (  # noqa: E402
     force_no_graph,
     no_graph,
 )
+from breakable_cuda_graphs import blocks as open_blocks  # noqa: E402
 from breakable_cuda_graphs._driver import bindings, release  # noqa: E402
+from breakable_cuda_graphs.simulator import simulated_device, tensors  # noqa: E402
 from helping import (  # noqa: E402
     MODES,
     Boom,
@@ -571,16 +574,16 @@ def at_the_end_of_a_with(frame: Any) -> bool:
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the k-th line of the library that a thread runs."""
+    """Raises KeyboardInterrupt at the k-th line of some of the library's files that a thread runs."""
 
-    def __init__(self, place: int) -> None:
-        self.place, self.seen, self.where = place, 0, ""
+    def __init__(self, place: int, files: frozenset[str]) -> None:
+        self.place, self.files, self.seen, self.where = place, files, 0, ""
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
         if event == "call":
             path = frame.f_code.co_filename
-            ours = path.startswith(SOURCE) and "/simulator/" not in path
-            return self if ours else None
+            is_ours = path.startswith(SOURCE) and "/simulator/" not in path
+            return self if is_ours and path.rpartition("/")[2] in self.files else None
         if event == "line" and not at_the_end_of_a_with(frame):
             self.seen += 1
             if self.seen == self.place:
@@ -598,29 +601,113 @@ class Interrupter:
             sys.settrace(before)
 
 
-def lines_of(work: Callable[[], Any]) -> int:
-    """How many lines of the library a piece of work runs."""
-    counter = Interrupter(-1)
+def lines_of(work: Callable[[], Any], files: frozenset[str]) -> int:
+    """How many lines of these files a piece of work runs."""
+    counter = Interrupter(-1, files)
     counter.run(work)
     return counter.seen
 
 
-def interrupted(device: Any, body: Callable[[Any, Any], Any], side: Any, place: int) -> str | None:
-    """Interrupt a program at one line; in words what was wrong afterwards, if anything was."""
-    interrupter, before = Interrupter(place), device.leaks()
+def interrupted(
+    device: Any, side: Any, place: int, files: frozenset[str]
+) -> tuple[str, str] | None:
+    """Interrupt a program at one line: where that was, and in words what was wrong afterwards."""
+    interrupter, before = Interrupter(place, files), device.leaks()
     seq = CUDAGraphSequence()
-    error: BaseException | None = interrupter.run(lambda: run(body, side, seq))
+    error: BaseException | None = interrupter.run(lambda: run(interruptible, side, seq))
+    wrong = ""
     try:
-        assert isinstance(error, KeyboardInterrupt | Boom), f"{type(error).__name__}: {error}"
-        assert_nothing_open(device)
-        again = attempt(lambda: (seq.reset(), run(plain, side, seq)))
+        assert isinstance(error, KeyboardInterrupt), f"surfaced as {type(error).__name__}: {error}"
+        again = attempt(lambda: run(plain, side, CUDAGraphSequence()))
         assert again is None, f"the next capture failed: {type(again).__name__}: {again}"
+        again = attempt(lambda: (seq.reset(), run(plain, side, seq)))
+        assert again is None, f"the sequence is lost: {type(again).__name__}: {again}"
         assert_nothing_open(device)
         seq = error = again = None
         assert_nothing_left(device, besides=before)
-    except AssertionError as wrong:
-        text = f"{interrupter.where}: {str(wrong)[:200]}"
-        traceback.clear_frames(wrong.__traceback__)
-    else:
-        return None
-    return text
+    except AssertionError as problem:
+        wrong = re.sub("0x[0-9a-f]+", "", str(problem).partition("\n")[0])
+        traceback.clear_frames(problem.__traceback__)
+    seq = error = None
+    mend()
+    return (interrupter.where, wrong) if wrong else None
+
+
+def mend() -> None:
+    """Put back by force what an interrupt has left behind, so that the next one is judged alone."""
+    from torch.overrides import _get_current_function_mode, _pop_mode
+    from torch.utils import _python_dispatch
+
+    for block in open_blocks.open_blocks:
+        open_blocks.remove(block)
+    release._open_captures = 0
+    tensors._current.handle = 0
+    while _python_dispatch._get_current_dispatch_mode() is not None:
+        _python_dispatch._pop_mode()
+    while _get_current_function_mode() is not None:
+        _pop_mode()
+    bindings.current().cuThreadExchangeStreamCaptureMode(bindings.types.CUstreamCaptureMode(0))
+    settle()
+
+
+def interruptible(x: Any, side: Any) -> Any:
+    """A program with a bit of everything, as short as can be: each of its lines is a run."""
+    y = parts(x + 1)["double"]
+    force_no_graph()
+    return y * 2
+
+
+def problems_in(files: frozenset[str], stride: int = 1) -> tuple[list[tuple[str, str]], int]:
+    """What is wrong after an interrupt at each line (or some) of these files; and how many those are."""
+    with simulated_device(seed=1) as device, a_stream() as side:
+        lines = lines_of(lambda: run(interruptible, side), files)
+        settle()
+    found = []
+    for place in range(1, lines + 1, stride):
+        with simulated_device(seed=2) as device, a_stream() as side:
+            problem = interrupted(device, side, place, files)
+        if problem is not None:
+            found.append(problem)
+    return found, len(range(1, lines + 1, stride))
+
+
+#: Files whose every line may be interrupted, and whether that is known to leave something behind.
+FILES = {
+    "capture.py": "an interrupt in __enter__, in __exit__ or before open()'s try leaves a block",
+    "sequence.py": "an interrupt in _ensure_pool or _begin_capture leaves half a state",
+    "plan.py": "",
+    "results.py": "",
+    "liveness.py": "Block.open asks for a mark of the memory outside of its try",
+    "segments.py": "",
+    "breaks.py": "",
+    "blocks.py": "",
+    "simulated.py": "",
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=known) if known else ())
+        for name, known in FILES.items()
+    ],
+)
+def test_an_interrupt_at_any_line_leaves_nothing(quick_collector, name):
+    found, lines = problems_in(frozenset([name]))
+    print(f"{name}: {lines} lines, {len(found)} leave something: {found}")
+    assert lines > 2
+    assert not found, f"{len(found)} of {lines} lines:\n" + "\n".join(map(": ".join, found))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_on_the_drivers_floor_leaves_little(quick_collector):
+    """Between a driver call and the note of what it gave lies a line: one handle may be lost there."""
+    files = frozenset({"bindings.py", "handles.py", "capturing.py", "ordering.py", "reading.py"})
+    found, lines = problems_in(files, stride=5)
+    print(f"the driver's floor: {lines} lines, {len(found)} leave something: {found}")
+    worse = [each for each in found if not each[1].startswith(("leaks: ['", "the thread's capture"))]
+    worse = [each for each in worse if "a capture is open" not in each[1]]
+    assert lines > 40
+    assert not worse, "\n".join(map(": ".join, worse))
+    assert len(found) <= lines // 4

@@ -14,7 +14,7 @@ import pytest
 from breakable_cuda_graphs import CaptureError, Graph, GraphExec, UpdateError
 from breakable_cuda_graphs.nodes import Node
 from breakable_cuda_graphs.simulator import SimulatedKernel
-from graphs import N, UNTOUCHED, array, f32, i32, launch_scale, scale, scale_kernel
+from graphs import UNTOUCHED, N, array, f32, i32, launch_scale, scale, scale_kernel
 
 
 @pytest.fixture
@@ -391,10 +391,6 @@ def refusals() -> dict[str, tuple[Any, str, str, str]]:
     def edge(scene: Scene, graph: Graph) -> None:
         fill, kernel, _ = graph.nodes
         graph.unlink(fill, kernel)
-
-    def height(scene: Scene, graph: Graph) -> None:
-        fill, kernel, _ = graph.nodes
-        graph.remove(fill)
 
     return {
         "a node too many": (more, "empty", "topology", "TOPOLOGY"),

@@ -17,10 +17,10 @@ from breakable_cuda_graphs import (
     breakable_graph,
     force_no_graph,
     no_graph,
+    placing,
 )
-from breakable_cuda_graphs import placing
 from breakable_cuda_graphs.nodes import KernelNode
-from graphs import N, UNTOUCHED, array, f32, launch_scale, scale, scale_kernel
+from graphs import UNTOUCHED, N, array, f32, launch_scale, scale, scale_kernel
 
 torch: Any = pytest.importorskip("torch")
 
@@ -156,7 +156,7 @@ def test_after_a_reset_everything_is_refused_or_a_copy(device: Any) -> None:
         lambda: execution.update(node, grid=1), lambda: graph.nodes, lambda: segment.graph.edges,
         lambda: segment.exec.disable(node), lambda: execution.launch(),
     ):  # fmt: skip
-        with pytest.raises(RuntimeError, match="closed|reset"):
+        with pytest.raises(RuntimeError, match=r"closed|reset"):
             use()
     scene.capture()
     with pytest.raises(UpdateError, match="another graph"):

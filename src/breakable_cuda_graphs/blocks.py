@@ -33,6 +33,14 @@ def find() -> Block | None:
     return None
 
 
+def capturing(stream: int) -> Block | None:
+    """The block whose open segment a capturing stream belongs to, if it is one of ours."""
+    for block in open_blocks:
+        if block.is_in_segment and block.holds_stream(stream):
+            return block
+    return None
+
+
 def add(block: Block) -> None:
     """A block has opened."""
     global open_blocks

@@ -10,17 +10,18 @@ not. State changes are: prepare, one driver call, commit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from . import blocks, debugging, errors, results, structures
-from ._driver import bindings, capturing, contexts, reading, release
+from ._driver import bindings, capturing, contexts, reading, release, userobjects
 from ._driver.capturing import Status
 from ._driver.ordering import join
 from .frameworks.base import Arrays, Captured, Framework, Session
-from .liveness import Rules
+from .liveness import Memory, Rules
 from .segments import EagerSegment, GraphSegment
 from .sequence import CUDAGraphSequence
 from .streams import DEFAULT_STREAMS, as_handle
@@ -100,6 +101,7 @@ class breakable_graph:
     def __enter__(self) -> None:
         sweep_abandoned()
         release.drain()
+        userobjects.sweep()
         block = Block(
             self._cuda_graph,
             self._stream,
@@ -151,11 +153,18 @@ class Block:
         self._pool = sequence._ensure_pool(self.framework)
         self._is_leased = stream is None
         self._stream_object = self._pool.lease() if stream is None else stream
-        self.stream = bindings.types.CUstream(as_handle(self._stream_object))
-        self._handle = int(self.stream)
-        self.session: Session = self.framework.session(
-            self._pool, self._stream_object, mode, generators
-        )
+        try:
+            self.stream = bindings.types.CUstream(as_handle(self._stream_object))
+            self._handle = int(self.stream)
+            self.session: Session = self.framework.session(
+                self._pool, self._stream_object, mode, generators
+            )
+        except BaseException:
+            if self._is_leased:
+                self._pool.end_lease(keep=False)
+            raise
+        # No bound method: what a sequence keeps of a break must not keep the block.
+        self.find_arrays = functools.partial(_find_arrays, self.framework.arrays)
         self._ambient: Any = None
         self._segments: list[GraphSegment | EagerSegment] = []
         self._memory_mark: Any = None
@@ -176,14 +185,15 @@ class Block:
 
     def open(self) -> None:
         """Begin the first segment. Whatever fails, everything is as it was before."""
-        sequence = self.sequence
         try:
             self._refuse_nesting()
-            sequence._begin_capture()
+            self._memory_mark = self.sequence._memory.mark()
+            self.sequence._begin_capture(self)
         except BaseException:
+            if self.sequence._captured_by is self:  # an interrupt just after it had begun
+                self.sequence._roll_back()
             self._end_lease()
             raise
-        self._memory_mark = sequence._memory.mark()
         try:
             with release.relaxed_thread():
                 self._ambient = bindings.types.CUstream(self.framework.current_stream())
@@ -209,8 +219,8 @@ class Block:
         """End the block: with the body's exception, or with a sequence that can be replayed."""
         try:
             if error is not None:
-                self._advise(error)
-                self._abandon_segment()
+                with contextlib.suppress(Exception):  # advice must not take the error's place
+                    self._advise(error)
             else:
                 self._raise_poison()
                 self._end_segment("the end of the block")
@@ -234,7 +244,7 @@ class Block:
         steps: list[Callable[[], None]] = [
             self._abandon_segment,
             lambda: self.session.leave(failed),
-            self._join_ambient,
+            self._join_others,
             lambda: blocks.remove(self),
             self._end_lease,
         ]
@@ -259,11 +269,13 @@ class Block:
             self._is_leased = False
             self._pool.end_lease(keep=self.session.uses_workspace)
 
-    def _join_ambient(self) -> None:
+    def _join_others(self) -> None:
+        """Let the ambient stream, and the next replay wherever it runs, wait for what breaks did."""
         if self._ambient is None:
             return
         with release.relaxed_thread():
             join(self.driver, self._ambient, self.stream)
+            self._pool.mark.record(self._handle, self.stream)
 
     def _roll_back(self) -> None:
         for segment in self._segments:
@@ -291,6 +303,13 @@ class Block:
         index = len(self._segments)
         if threading.get_ident() != self.thread and self.mode != "relaxed":
             raise errors.other_thread(index, where, self.mode)
+        try:
+            self._finish_segment(index, where)
+        except BaseException as error:
+            self._poison = error  # the body may hide it
+            raise
+
+    def _finish_segment(self, index: int, where: str) -> None:
         info = self.driver.capture_info(self.stream)
         survey = None
         if info.graph is not None:
@@ -346,10 +365,15 @@ class Block:
     def _abandon_segment(self) -> None:
         """End whatever is open, wanting nothing of it. Does nothing where nothing is open."""
         if self._is_open:
-            self._is_open = False
             self.session.abandon()
+            self._is_open = False
 
     # ---- breaks
+
+    @property
+    def is_in_segment(self) -> bool:
+        """Whether a segment is open now, and no break is running."""
+        return self._is_open and not self._in_break
 
     def holds_stream(self, handle: int) -> bool:
         """Whether a stream is this block's own, or one that was forked from it into its capture."""
@@ -472,11 +496,6 @@ class Block:
             self._held_bytes += nbytes
             self._held.append(storage)
 
-    def find_arrays(self, value: Any) -> Arrays | None:
-        """Who knows a value as a device array, if anybody does."""
-        arrays = self.framework.arrays
-        return arrays if arrays.owns(value) else None
-
     def _stream_current(self) -> contextlib.AbstractContextManager[Any]:
         if self.framework.current_stream() == self._handle:
             return contextlib.nullcontext()
@@ -493,9 +512,11 @@ class Block:
             body, segment.args, segment.kwargs, name=segment.name, stub=None, static=False
         )
 
-    def keep(self, thing: object) -> None:
-        """Keep something for as long as the sequence's segments live."""
+    def keep(self, thing: object, memory: Memory | None = None) -> None:
+        """Keep something for as long as the sequence's segments live, and watch what it watches."""
         self.sequence._guests.append(thing)
+        if memory is not None:
+            self.sequence._memory.adopt(memory)
 
     # ---- errors
 
@@ -516,7 +537,8 @@ class Block:
         if not self._is_open or isinstance(error, errors.CaptureError):
             return  # ours say what to do themselves
         notes = []
-        if len(blocks.open_blocks) > 1 and _speaks_of_draws(error):
+        company = self.session.had_company or len(blocks.open_blocks) > 1
+        if company and _speaks_of_draws(error):
             notes = [errors.advice_on_draws()]
         elif self._status() is Status.INVALIDATED or _speaks_of_capture(error):
             notes = errors.advice(self.mode)
@@ -527,6 +549,11 @@ class Block:
 
     def _status(self) -> Status:
         return capturing.status(self.driver, self.stream)
+
+
+def _find_arrays(arrays: Arrays, value: Any) -> Arrays | None:
+    """Who knows a value as a device array, if anybody does."""
+    return arrays if arrays.owns(value) else None
 
 
 def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:

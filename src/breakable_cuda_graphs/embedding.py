@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import blocks, errors
 from ._driver import bindings, userobjects
-from .plan import _NO_CHILDREN
+from ._driver.reading import NO_CHILDREN
 from .segments import EagerSegment, GraphSegment
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 def embed(sequence: CUDAGraphSequence, plan: Plan, stream: Any) -> None:
     """Put a sequence into the capture that `stream` is in."""
     driver = bindings.current()
-    outer = blocks.find()
+    outer = blocks.capturing(int(stream))
     if plan.draws:
         raise errors.cannot_embed("its segments draw random numbers, which torch has to prepare")
     if outer is None and plan.has_breaks:
         raise errors.cannot_embed("it has breaks, and the capture is not a breakable_graph block")
     for part in plan.parts:
-        if isinstance(part, GraphSegment) and not part._kinds.isdisjoint(_NO_CHILDREN):
+        if isinstance(part, GraphSegment) and not part._kinds.isdisjoint(NO_CHILDREN):
             raise errors.cannot_embed("a graph with allocations or conditional nodes has no clones")
-    lease = (sequence._pool, sequence._segments, sequence._memory)
+    lease = (sequence._pool, list(sequence._segments), sequence._memory.kept())
     for part in plan.parts:
         if isinstance(part, EagerSegment):
             assert outer is not None
@@ -39,7 +39,7 @@ def embed(sequence: CUDAGraphSequence, plan: Plan, stream: Any) -> None:
         else:
             _add_child(driver, stream, part._handle.value, None if outer else lease)
     if outer is not None:
-        outer.keep(lease)
+        outer.keep(lease, sequence._memory)
 
 
 def _add_child(driver: bindings.Driver, stream: Any, graph: Any, lease: object) -> None:

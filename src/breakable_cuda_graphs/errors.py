@@ -203,6 +203,13 @@ def escaped_work(function: str) -> str:
     )
 
 
+def pool_in_capture() -> CaptureError:
+    return CaptureError(
+        "another capture is open in this memory pool, in another thread: captures that share a pool "
+        "come one after the other"
+    )
+
+
 def pool_of_other_device(pool: int, device: int) -> ValueError:
     return ValueError(f"the pool belongs to cuda:{pool}, and the capture is on cuda:{device}")
 
@@ -419,9 +426,8 @@ def host_nodes(segment: int) -> CaptureError:
 def unjoined(
     segment: int, where: str, kernels: Sequence[str], streams: Sequence[int]
 ) -> UnjoinedStreamError:
-    shown = ", ".join(kernels[:8]) or "no kernel, only a wait" + (
-        ", ..." if len(kernels) > 8 else ""
-    )
+    shown = ", ".join(kernels[:8]) + (", ..." if len(kernels) > 8 else "")
+    shown = shown or "no kernel, only a wait"
     ids = f" Unjoined side-stream id(s): {', '.join(map(str, streams))}." if streams else ""
     error = UnjoinedStreamError(
         f"work on a side stream was not joined back to the capturing stream before {where} (segment "

@@ -98,12 +98,13 @@ class Graph:
         """The nodes whose name matches a shell pattern: the kernel's name, mangled or not, or the
         kind of a node that is none; in graphs inside this one too.
         """
-        return tuple(
+        found = (
             node
             for node in self._everywhere()
             if isinstance(node, kind)
             and any(fnmatch.fnmatchcase(name, pattern) for name in _names(node))
         )
+        return tuple(dict.fromkeys(found))
 
     def _everywhere(self) -> Iterable[Node]:
         for node in self.nodes:

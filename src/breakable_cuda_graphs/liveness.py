@@ -55,8 +55,11 @@ class Memory:
             self._unknown.setdefault(address, role)
 
     def _judge(self, found: Found, session: Session, rules: Rules, role: str) -> None:
-        address, storage, kind = found
+        address, storage, kind, is_host = found
         if address in self._kept:
+            return
+        if is_host:  # small, and its birth is not known: torch may have pinned it in the capture
+            self._kept[address] = storage
             return
         birth = session.birth(address)
         if birth is Birth.POOL:
@@ -118,6 +121,26 @@ class Memory:
         for known, table in zip(mark, self._tables(), strict=True):
             for address in [a for a in table if a not in known]:
                 del table[address]
+        dead = [entry[1:] for entry in self._watched.values() if entry[0]() is None]
+        self.stale = dead[0] if dead else None
+
+    def adopt(self, other: Memory) -> list[Any]:
+        """Keep and watch for this sequence too what another one does; it is embedded in this one.
+
+        Returns what is kept, for graphs of others that hold it by themselves.
+        """
+        self._kept.update(other._kept)
+        for address, (reference, described, role) in list(other._watched.items()):
+            storage = reference()
+            if storage is None:
+                self.stale = self.stale or (described, role)
+            else:
+                self._watch(address, storage, described, role)
+        return other.kept()
+
+    def kept(self) -> list[Any]:
+        """The pieces of memory that are owned."""
+        return list(self._kept.values())
 
     def _tables(self) -> tuple[dict[int, Any], ...]:
         return self._kept, self._watched, self._unknown

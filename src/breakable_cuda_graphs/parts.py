@@ -85,10 +85,11 @@ class Recording:
         if not mine:
             del open_recordings[threading.get_ident()]
         try:
-            if error is not None:
-                enclosed.abandon()
-            else:
-                self._end(enclosed)
+            with release.relaxed_thread():  # a capture around this one must not hear of it
+                if error is not None:
+                    enclosed.abandon()
+                else:
+                    self._end(enclosed)
         finally:
             release.drain()
 

@@ -29,29 +29,23 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
     """
     if not isinstance(graph, Graph):
         raise errors.bad_type("graph", graph, "a Graph")
+    if sequence._has_failed:
+        raise errors.replay_after_failure()
+    template = graph._template
+    before = template.is_open, template.shown
     framework = sequence._ensure_framework()
-    pool = sequence._ensure_pool(framework)
-    has_failed = sequence._has_failed
+    sequence._ensure_pool(framework)
     contexts.ensure(framework.driver, framework.context)
-    sequence._begin_capture()
-    plan_lost = True
+    plan = sequence._plan
+    sequence._begin_capture(graph)
     try:
         segment = GraphSegment._of_graph(len(sequence._segments), graph)
         segment._belong(sequence)
         with release.relaxed_thread():
             sequence._commit(framework, [segment])
-        plan_lost = False
-    finally:
-        if plan_lost:
-            sequence._roll_back()
-            sequence._has_failed = has_failed
-            if not has_failed:
-                _restore(sequence, framework, pool)
-    sequence._has_failed = has_failed
+    except BaseException:
+        # The segments of before are whole, and so is the graph: both go on as they were.
+        template.is_open, template.shown = before
+        sequence._captured_by, sequence._plan = None, plan
+        raise
     return segment
-
-
-def _restore(sequence: CUDAGraphSequence, framework: object, pool: object) -> None:
-    """The plan of before: the segments that were there are still whole."""
-    if sequence._segments:
-        sequence._commit(framework, [])  # type: ignore[arg-type]

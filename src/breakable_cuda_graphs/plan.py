@@ -20,9 +20,6 @@ from .segments import EagerSegment, GraphSegment
 
 Step = tuple[Any, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
-#: Graphs with these nodes cannot be cloned, so they cannot be children (driver API, cuGraphClone).
-_NO_CHILDREN = {reading.MEM_ALLOC, reading.MEM_FREE, reading.CONDITIONAL, -1}
-
 
 class Plan:
     """The steps of one replay."""
@@ -119,7 +116,7 @@ def _joinable(segment: GraphSegment) -> bool:
     """Not one that torch launches, that cannot be cloned, or that has an executable already."""
     return (
         segment._runner is None
-        and segment._kinds.isdisjoint(_NO_CHILDREN)
+        and segment._kinds.isdisjoint(reading.NO_CHILDREN)
         and (segment._executable is None or segment._joined is not None)
     )
 

@@ -200,8 +200,9 @@ class SegmentTarget:
         return editing.Refusal(code, 1, 0, 0) if code else None
 
     def launch(self, handle: int, stream: Any) -> None:
-        segment = self._alive()
-        mark = self.mark
+        segment, mark = self._alive(), self.mark
+        if segment.is_empty:
+            raise errors.segment_has_no_executable(True)
         if segment._runner is not None or segment._joined is not None or mark is None:
             raise errors.segment_cannot_be_launched()
         mark.order_after(handle, stream)

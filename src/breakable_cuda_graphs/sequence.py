@@ -48,7 +48,7 @@ class CUDAGraphSequence:
         self._memory = Memory()
         self._segments: list[GraphSegment | EagerSegment] = []
         self._plan: Plan | None = None  # None: nothing to replay, or not now
-        self._is_capturing = False
+        self._captured_by: object = None  # the block that is open on this sequence
         self._has_failed = False
         self._context = 0  # the driver's context of the captures
         self._guests: list[object] = []  # what embedded sequences must keep for us
@@ -109,8 +109,11 @@ class CUDAGraphSequence:
                     function(*args, **kwargs)
                     if memory.stale is not None:
                         raise errors.stale_input(*memory.stale)
-        finally:
-            mark.record(handle, stream)
+        except BaseException:
+            with contextlib.suppress(errors.CUDAError):  # the break's own error is the one to see
+                mark.record(handle, stream)
+            raise
+        mark.record(handle, stream)
 
     def _is_at_home(self, plan: Plan) -> bool:
         """Whether context, stream and modes are such that the loop can run right here."""
@@ -260,20 +263,24 @@ class CUDAGraphSequence:
     def _ensure_pool(self, framework: Framework) -> Pool:
         if self._pool is None:
             with contexts.made_current(framework.driver, framework.context):
-                self._pool = framework.new_pool(self._given_pool)
-            self._mark = self._pool.mark
+                pool = framework.new_pool(self._given_pool)
+            self._mark, self._pool = pool.mark, pool
         return self._pool
 
-    def _begin_capture(self) -> None:
+    def _begin_capture(self, block: object) -> None:
         """A block opens: nothing of this sequence can be replayed until it has ended."""
         if self._epoch != process.epoch:
             raise errors.used_after_fork("sequence")
-        if self._is_capturing:
-            raise errors.capture_while_capturing()
         if self._runner_thread == threading.get_ident():
             raise errors.reentered("captured")
         with self._turn:
-            self._is_capturing, self._plan = True, None
+            if self._is_capturing:
+                raise errors.capture_while_capturing()
+            self._captured_by, self._plan = block, None
+
+    @property
+    def _is_capturing(self) -> bool:
+        return self._captured_by is not None
 
     def _commit(self, framework: Framework, added: Sequence[GraphSegment | EagerSegment]) -> None:
         """A block has ended well: its segments join the sequence, and a new plan is made."""
@@ -282,7 +289,7 @@ class CUDAGraphSequence:
         # From here nothing can fail.
         self._segments, self._context = segments, framework.context
         self._plan = plan if plan.steps else None
-        self._is_capturing = self._has_failed = False
+        self._captured_by, self._has_failed = None, False
 
     def _roll_back(self) -> None:
         """A block has failed: the earlier segments stay, but a replay has to say so.
@@ -290,7 +297,7 @@ class CUDAGraphSequence:
         A pool that holds nothing and that nobody has seen is given back at once: the exception may
         keep this sequence alive for a while.
         """
-        self._is_capturing, self._has_failed = False, True
+        self._captured_by, self._has_failed, self._plan = None, True, None
         if not self._segments and not self._is_pool_known and self._pool is not None:
             self._pool.discard()
             self._pool = None

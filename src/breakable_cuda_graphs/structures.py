@@ -65,7 +65,8 @@ def _like(value: Any, made: list[Any], parts: list[tuple[str, Any]]) -> Any:
     """A container of the same type around new parts."""
     if isinstance(value, dict):
         new = copy.copy(value)  # keeps a subclass, its order and its default factory
-        new.update(zip(value, made, strict=True))
+        for key, part in zip(value, made, strict=True):
+            new[key] = part  # not update(): some mappings refuse it
         return new
     if isinstance(value, tuple):
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)

@@ -14,6 +14,9 @@ from .handles import EventHandle
 
 _CONTEXT_IS_DESTROYED = 709
 
+#: One handle for the default streams of all threads.
+_PER_THREAD = 2
+
 _events: set[EventHandle] = set()
 
 
@@ -34,7 +37,7 @@ class CompletionMark:
 
     def order_after(self, handle: int, stream: Any) -> None:
         """Make a stream (its handle, and its bindings object) wait for the mark."""
-        if handle != self._stream != -1:
+        if self._stream != -1 and (handle != self._stream or handle == _PER_THREAD):
             self.driver.cuStreamWaitEvent(stream, self._event.value, 0)
 
     def record(self, handle: int, stream: Any) -> None:

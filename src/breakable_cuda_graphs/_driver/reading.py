@@ -16,6 +16,10 @@ from . import bindings
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY = range(6)
 MEM_ALLOC, MEM_FREE, CONDITIONAL = 10, 11, 13
 
+#: Graphs with these nodes, or with nodes we do not know, cannot be cloned, so they cannot be children
+#: (driver API, cuGraphClone and cuGraphAddChildGraphNode).
+NO_CHILDREN = frozenset({MEM_ALLOC, MEM_FREE, CONDITIONAL, -1})
+
 _PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 

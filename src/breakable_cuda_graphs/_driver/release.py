@@ -28,9 +28,9 @@ _RELAXED = 2
 
 _log = logging.getLogger("breakable_cuda_graphs")
 
-# How many captures of this library are open in the process. Guarded by _count_lock.
-_open_captures = 0
-_count_lock = threading.Lock()
+# The captures of this library that are open in the process; a set, so that noting one twice, after an
+# interrupt, is no harm. Adding and discarding are atomic.
+_open: set[object] = set()
 
 
 def later(epoch: int, release: Release) -> None:
@@ -46,28 +46,24 @@ def leak(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def capture_opened() -> None:
+def capture_opened(capture: object) -> None:
     """One more capture is open: nothing is released until it has ended."""
-    global _open_captures
-    with _count_lock:
-        _open_captures += 1
+    _open.add(capture)
 
 
-def capture_closed() -> None:
+def capture_closed(capture: object) -> None:
     """A capture has ended; the caller drains when it has put everything else in order."""
-    global _open_captures
-    with _count_lock:
-        _open_captures -= 1
+    _open.discard(capture)
 
 
 def open_captures() -> int:
     """How many captures of this library are open in the process."""
-    return _open_captures
+    return len(_open)
 
 
 def drain() -> int:
     """Release what is queued, if this is a moment at which that is safe; returns how many."""
-    if not _queue or _open_captures or not process.can_release(process.epoch):
+    if not _queue or _open or not process.can_release(process.epoch):
         return 0
     if not _draining.acquire(blocking=False):
         return 0  # another thread is at it, or this one from inside a release
@@ -77,10 +73,21 @@ def drain() -> int:
         _draining.release()
 
 
+def _driver_is_ours() -> bool:
+    """Leaks what a parent process had queued; whether anything is left that is this process's."""
+    for entry in list(_queue):
+        if entry[0] != process.epoch:
+            _queue.remove(entry)
+            leak(entry)
+    return bool(_queue)
+
+
 def _drain_all() -> int:
     released = 0
+    if not _driver_is_ours():
+        return 0
     with relaxed_thread():
-        while _queue and not _open_captures:
+        while _queue and not _open:
             epoch, release = _queue.popleft()
             if epoch != process.epoch:
                 leak(release)

@@ -37,7 +37,11 @@ def hold(driver: bindings.Driver, graph: Any, thing: object) -> None:
     )
     with _lock:
         _held.append((semaphore, thing))
-    driver.cuGraphRetainUserObject(graph, owner, 1, _MOVE)
+    try:
+        driver.cuGraphRetainUserObject(graph, owner, 1, _MOVE)
+    except BaseException:
+        driver.cuUserObjectRelease(owner, 1)  # raises the semaphore, and `sweep` lets go
+        raise
 
 
 def sweep() -> None:

@@ -77,6 +77,7 @@ class Found(NamedTuple):
     address: int
     storage: Any  # lives as long as the memory
     kind: tuple[str, tuple[int, ...], str]  # (dtype, shape, device) of an array in it
+    is_host: bool = False  # pinned memory, which a capture may have made itself
 
 
 class Birth(Enum):
@@ -129,6 +130,10 @@ class Session(Protocol):
 
     #: whether captured work depends on the capture stream itself (a workspace of it)
     uses_workspace: bool
+
+    @property
+    def had_company(self) -> bool:
+        """Whether another capture that shares generators was open during the present segment."""
 
     def enter(self) -> None:
         """Make the capture stream current and get ready for the first segment."""

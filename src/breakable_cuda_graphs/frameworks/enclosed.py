@@ -21,21 +21,23 @@ class Enclosed:
 
     def __init__(self, framework: Framework, stream: Any, mode: str) -> None:
         self.framework = framework
-        self.pool: Pool = framework.new_pool(None)
-        self.stream_object = self.pool.stream if stream is None else stream
+        with release.relaxed_thread():
+            self.pool: Pool = framework.new_pool(None)
+            self._is_leased = stream is None
+            self.stream_object = self.pool.lease() if stream is None else stream
         self._session = _session(framework, self.pool, self.stream_object, mode)
         self._is_entered = False
 
     def begin(self) -> None:
         """Make the stream current and open the capture; whatever fails, all is as it was."""
-        try:
-            with release.relaxed_thread():
+        with release.relaxed_thread():
+            try:
                 self._is_entered = True
                 self._session.enter()
-            self._session.begin()
-        except BaseException:
-            self.abandon()
-            raise
+                self._session.begin()
+            except BaseException:
+                self.abandon()
+                raise
 
     def end(self, survey: Survey | None) -> Captured:
         """End the capture; one that drew random numbers comes with a runner."""
@@ -50,9 +52,14 @@ class Enclosed:
 
     def leave(self, failed: bool) -> None:
         """Restore what `begin` changed. A second call does nothing."""
-        if self._is_entered:
-            self._is_entered = False
-            self._session.leave(failed)
+        try:
+            if self._is_entered:
+                self._is_entered = False
+                self._session.leave(failed)
+        finally:
+            if self._is_leased:
+                self._is_leased = False
+                self.pool.end_lease(keep=self._session.uses_workspace)
 
 
 def _session(framework: Framework, pool: Pool, stream: Any, mode: str) -> Session:

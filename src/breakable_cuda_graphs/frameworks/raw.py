@@ -127,19 +127,19 @@ class RawSession:
         self.stream = types.CUstream(as_handle(stream))
         self._undo = contextlib.ExitStack()
         self._is_open = False
-        self.uses_workspace = False
+        self.uses_workspace = self.had_company = False
 
     def enter(self) -> None:
         self._undo.enter_context(self.framework.stream_current(self.external))
 
     def begin(self) -> None:
-        release.capture_opened()
+        self._is_open = True  # before the call: an interrupt may come when it has begun
+        release.capture_opened(self)
         try:
             capturing.begin(self.driver, self.stream, self.mode)
-        except BaseException:
-            release.capture_closed()
+        except Exception:
+            self._closed()
             raise
-        self._is_open = True
 
     def end(self, survey: Survey | None) -> base.Captured:
         ended = capturing.end(self.driver, self.stream)
@@ -148,9 +148,8 @@ class RawSession:
         return base.Captured(*ended)
 
     def _closed(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            release.capture_closed()
+        self._is_open = False
+        release.capture_closed(self)
 
     def abandon(self) -> None:
         if self._is_open:

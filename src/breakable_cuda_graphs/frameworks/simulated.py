@@ -7,7 +7,6 @@ recorder running while a segment is open.
 
 from __future__ import annotations
 
-import gc
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..simulator import tensors
 from ..streams import as_handle
 from . import base
 from .pytorch import modes
-from .pytorch.tensors import Tensors
+from .pytorch.tensors import Tensors, tensors_in
 from .raw import RawFramework, RawSession
 
 
@@ -107,7 +106,7 @@ class SimulatedSession(RawSession):
 def _storages() -> list[tuple[int, int, Any]]:
     """(first address, end, tensor) of every CPU tensor with memory that Python knows."""
     found = []
-    for thing in gc.get_objects():
+    for thing in tensors_in(None):
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided:
             storage = thing.untyped_storage()
             if storage.nbytes() and thing.device.type == "cpu":

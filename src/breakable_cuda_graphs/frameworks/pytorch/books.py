@@ -12,6 +12,7 @@ Facts: torch/csrc (CUDAGraph.cpp, capture_begin and capture_end, torch 2.10 to 2
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ class Books:
         """`capture_begin`: pool routes, generators, pinned memory, then cuStreamBeginCapture."""
         for generator in self._generators:
             self.shell.register_generator_state(generator)
-        release.capture_opened()
         self._stage = _OPENING
+        release.capture_opened(self)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
@@ -75,10 +76,13 @@ class Books:
             _discard(capturing.end(self.driver, self.stream))
         try:
             self._end_dummy(inside)
-        except Exception:  # a shell that never began answers with anything, not only RuntimeError
-            if self._stage != _OPENING:
-                raise
-            self._free_generators()
+        except BaseException as error:  # a shell that never began answers with anything
+            if self._stage == _OPENING and isinstance(error, Exception):
+                self._free_generators()
+                return
+            with contextlib.suppress(Exception):
+                self._end_dummy(None)  # torch's books have to be closed all the same
+            raise
         finally:
             self._closed()
 
@@ -122,9 +126,8 @@ class Books:
             generator.set_offset(offset)
 
     def _closed(self) -> None:
-        if self._stage != _CLOSED:
-            self._stage = _CLOSED
-            release.capture_closed()
+        self._stage = _CLOSED
+        release.capture_closed(self)
 
 
 def _discard(ended: Ended) -> None:

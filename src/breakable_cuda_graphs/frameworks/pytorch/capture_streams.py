@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._driver import release
+from ..._driver import contexts, release
 from ..._driver.bindings import Driver
 from ..._driver.handles import StreamHandle
 
@@ -40,7 +40,7 @@ def take(driver: Driver, device: int, preferred: CaptureStream | None) -> Captur
             return preferred
         return idle.pop()
     except (IndexError, ValueError):  # another thread was faster
-        with torch.cuda.device(device):
+        with contexts.made_current(driver, contexts.primary(driver, device)):
             return CaptureStream(driver, device)
 
 

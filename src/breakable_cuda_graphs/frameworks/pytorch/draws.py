@@ -49,6 +49,7 @@ class Draws:
             self._counters = [_Counter(g) for g in self.generators]
         self._offsets_of_host: list[int] = []
         self.is_guest = False  # another capture had these generators when this segment began
+        self.had_guest = False  # another capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
 
     def open(self, begin_capture: Callable[[], None]) -> None:
@@ -81,8 +82,11 @@ class Draws:
         nothing = [0] * len(self._counters)
         if survey is None:  # a capture that is lost cannot be asked for its offsets any more
             return nothing, False, None
-        reads = bool(generator_words(survey.kernel_words()))
+        states = generator_states(survey.kernel_words())
+        reads = bool(states)
         used = nothing if self.is_guest else [c.ending(reads) for c in self._counters]
+        if self.had_guest and reads and _is_doubtful(states, used):
+            self.is_spoilt = True
         if reads and self.is_guest and not self._traffic.spoil_hosts(self):
             for generator, offset in zip(self.generators, self._offsets_of_host, strict=True):
                 _set_inside(generator, generator.initial_seed(), offset)
@@ -103,10 +107,10 @@ class Draws:
         ]
         return DrawingRunner(self._traffic, shell, shifts)
 
-    def nodes_so_far(self) -> int:
-        """How many nodes the open capture has; tells whether it has gone on since."""
-        graph = self._driver.capture_info(self._stream).graph
-        return -1 if graph is None else len(self._driver.graph_nodes(graph))
+    def progress(self) -> tuple[int, ...]:
+        """Which capture is open, and what its stream did last; tells whether it has gone on since."""
+        info = self._driver.capture_info(self._stream)
+        return (info.id, *(int(node) for node in info.dependencies))
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
@@ -194,13 +198,17 @@ class DrawingRunner:
 
     def replay(self) -> None:
         with self._traffic.replaying():
-            ends = []
-            for view, start, used in self._shifts:
-                offset = view.get_offset()
-                view.set_offset((offset - start) % _WRAP)
-                ends.append((view, (offset + used) % _WRAP))
-            self._shell.replay()
-            for view, end in ends:
+            before = [view.get_offset() for view, _, _ in self._shifts]
+            try:
+                for (view, start, _), offset in zip(self._shifts, before, strict=True):
+                    view.set_offset((offset - start) % _WRAP)
+                self._shell.replay()
+            except BaseException:
+                for (view, _, _), offset in zip(self._shifts, before, strict=True):
+                    view.set_offset(offset)
+                raise
+            for (view, _, used), offset in zip(self._shifts, before, strict=True):
+                end = (offset + used) % _WRAP
                 if view.get_offset() != end:
                     view.set_offset(end)
 
@@ -227,14 +235,23 @@ def _state_at(words: list[int]) -> int:
     return -1
 
 
-def generator_words(kernels: Iterable[list[int]]) -> set[int]:
-    """The addresses of generator states among the arguments of kernels."""
-    found: set[int] = set()
+def generator_states(kernels: Iterable[list[int]]) -> list[tuple[int, int, int]]:
+    """The states that kernels are handed: (address of the seed, of the offset, offset inside)."""
+    found = []
     for words in kernels:
         at = _state_at(words)
         if at >= 0:
-            found.update(words[at : at + 2])
+            found.append((words[at], words[at + 1], words[at + 2]))
     return found
+
+
+def _is_doubtful(states: list[tuple[int, int, int]], used: list[int]) -> bool:
+    """Whether draws of a segment that had a guest may have gone wrong.
+
+    Into the guest's copy, when it was in place; or twice from one offset, when it was put back.
+    """
+    pairs = {state[:2] for state in states}
+    return len(pairs) > len(used) or not any(used) or len(set(states)) < len(states)
 
 
 def _is_block(word: int) -> bool:
@@ -261,7 +278,9 @@ class Traffic:
         self._device = device
         self._mark = CompletionMark(driver)
         self._open: dict[Draws, int] = {}  # -> the thread that opened it
-        self._nodes_of_hosts: dict[Draws, dict[Draws, int]] = {}  # when the guest opened
+        self._progress_of_hosts: dict[
+            Draws, dict[Draws, tuple[int, ...]]
+        ] = {}  # when the guest opened
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
 
@@ -272,19 +291,21 @@ class Traffic:
             return
         with self.lock:
             self._mark.order_after(int(stream), stream)
-            hosts = {other: other.nodes_so_far() for other in self._open if not other.is_guest}
-            draws.is_guest, draws.is_spoilt = bool(hosts), False
+            hosts = {other: other.progress() for other in self._open if not other.is_guest}
+            draws.is_guest, draws.had_guest, draws.is_spoilt = bool(hosts), False, False
+            for host in hosts:
+                host.had_guest = True
             self._open[draws] = threading.get_ident()
             if not hosts:
                 begin_capture()
                 return
-            self._nodes_of_hosts[draws] = hosts
+            self._progress_of_hosts[draws] = hosts
             with _copies_in_place(draws.generators):
                 begin_capture()
 
     def ended(self, draws: Draws, stream: Any) -> None:
         """A segment is over: what follows on other streams follows its refill."""
-        self._nodes_of_hosts.pop(draws, None)
+        self._progress_of_hosts.pop(draws, None)
         if self._open.pop(draws, None) is not None:
             self._changed.notify_all()
             self._mark.record(int(stream), stream)
@@ -292,12 +313,13 @@ class Traffic:
     def spoil_hosts(self, guest: Draws) -> bool:
         """A guest has drawn from generators that another open capture has: whether that is lost.
 
-        One whose capture has not gone on since cannot have drawn in between; the guest puts its
-        offset back. Any other cannot be right any more.
+        One whose capture has not gone on since the guest began cannot have drawn in between; the
+        guest puts its offset back. Any other cannot be right any more.
         """
+        before = self._progress_of_hosts.get(guest, {})
         spoilt = False
-        for host, nodes in self._nodes_of_hosts.get(guest, {}).items():
-            if host in self._open and host.nodes_so_far() != nodes:
+        for host in self._open:
+            if not host.is_guest and before.get(host) != host.progress():
                 host.is_spoilt = spoilt = True
         return spoilt
 

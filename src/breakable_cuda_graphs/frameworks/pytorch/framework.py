@@ -25,7 +25,7 @@ from ...streams import as_handle
 from .. import base
 from . import inputs, modes, workspaces
 from .books import Books
-from .draws import Draws, generator_words
+from .draws import Draws, generator_states
 from .pools import TorchPool, pool_for
 from .snapshots import blocks_in_use
 from .stray import StrayWatch
@@ -125,6 +125,7 @@ class TorchSession:
         draws = self._draws
         assert draws is not None
         modes.clear_weight_cache()
+        self.pool.open_capture(self)
         self._books = Books(
             self.driver, int(self.stream), self.pool.identity, self.mode, draws.registered
         )
@@ -138,12 +139,13 @@ class TorchSession:
         modes.clear_weight_cache()
         with self._current(), draws.lock:
             used, draw, problem = draws.ending(survey)
-            if draw and survey is not None and reading.CONDITIONAL in survey.kinds:
+            is_lonely = survey is not None and not reading.NO_CHILDREN.isdisjoint(survey.kinds)
+            if draw and problem is None and is_lonely:
                 return self._end_by_torch(books, draws, used)
             ended = books.end()
             child = ended.graph.value if ended.graph and draw and problem is None else None
             books.close(child)
-            self._books = None
+            self._closed()
             draws.ended()
             draws.closed(used)
         if survey is not None and not self.uses_workspace:
@@ -154,17 +156,26 @@ class TorchSession:
         return base.Captured(ended.code, ended.graph, draws.runner(books.shell, used))
 
     def _end_by_torch(self, books: Books, draws: Draws, used: list[int]) -> base.Captured:
-        """A graph with conditional nodes cannot be a child, so torch's own end has to keep it."""
+        """A graph that cannot be a child (conditional nodes): torch's own end has to keep it."""
         raw = types.CUgraph(books.end_by_torch())
-        self._books = None
+        self._closed()
         draws.ended()
         draws.closed(used)
         self.uses_workspace = True  # not looked into
         runner = draws.runner(books.shell, used)
         return base.Captured(0, GraphView(self.driver, raw, runner), runner)
 
+    def _closed(self) -> None:
+        self._books = None
+        self.pool.close_capture(self)
+
+    @property
+    def had_company(self) -> bool:
+        draws = self._draws
+        return draws is not None and (draws.is_guest or draws.had_guest)
+
     def abandon(self) -> None:
-        books, self._books = self._books, None
+        books = self._books
         if books is None:
             return
         assert self._draws is not None
@@ -173,6 +184,7 @@ class TorchSession:
                 books.close()
             finally:
                 self._draws.ended()
+                self._closed()
         if books.is_sound:
             self.pool.take_shell(books.shell)
 
@@ -202,7 +214,9 @@ class TorchSession:
     def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
         addresses = survey.addresses() - self._seen
         self._seen |= addresses
-        addresses -= generator_words(survey.kernel_words())
+        addresses.difference_update(
+            *(state[:2] for state in generator_states(survey.kernel_words()))
+        )
         if not addresses:
             return [], []
         return inputs.find(self.driver, self.framework.device, addresses, self._is_ours)
@@ -216,6 +230,7 @@ class TorchSession:
 
     def leave(self, failed: bool) -> None:
         try:
+            self.pool.close_capture(self)
             if self._draws is not None:
                 self._draws.finish(failed)
         finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from ..._driver.bindings import Driver, types
 from ..base import Found
+from .tensors import is_alias_storage, tensors_in
 
 
 class _Known:
@@ -30,14 +32,21 @@ class _Known:
         self._entries: dict[int, tuple[int, weakref.ref[Any], Any]] = {}
 
     def add(self, tensor: Any) -> None:
+        """Take note of the memory of a tensor, unless it is an alias of ours or known already."""
         storage = tensor.untyped_storage()
         start, nbytes = storage.data_ptr(), storage.nbytes()
-        if not nbytes:
+        if not nbytes or is_alias_storage(storage) or self._is_known(start):
             return
+        kind = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), str(tensor.device))
         if start not in self._entries:
             bisect.insort(self._starts, start)
-        kind = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), str(tensor.device))
         self._entries[start] = (start + nbytes, weakref.ref(storage), kind)
+
+    def _is_known(self, start: int) -> bool:
+        """Whether the storage that was found at an address is still there."""
+        entry = self._entries.get(start)
+        storage = entry[1]() if entry is not None else None
+        return storage is not None and storage.data_ptr() == start
 
     def owner(self, address: int) -> Found | None:
         """The living storage that an address lies in."""
@@ -50,11 +59,14 @@ class _Known:
         if storage is None or storage.data_ptr() != start:
             del self._starts[at], self._entries[start]
             return self.owner(address)
-        return Found(start, storage, kind) if address < end else None
+        return Found(start, storage, kind, kind[2] == "cpu") if address < end else None
 
 
 _known: dict[int, _Known] = {}
-_nobodys: set[int] = set()  # addresses that all of Python's objects were searched for in vain
+_lock = threading.Lock()
+# Addresses that the old generation was searched for in vain -> how often the collector had run by
+# then: only a collection moves objects there.
+_nobodys: dict[int, int] = {}
 
 
 def find(
@@ -64,17 +76,29 @@ def find(
 
     `is_ours` tells the memory that needs no watching: the pool's and the workspaces'.
     """
-    known = _known.setdefault(device, _Known())
+    with _lock:
+        return _find(driver, _known.setdefault(device, _Known()), addresses, is_ours)
+
+
+def _find(
+    driver: Driver, known: _Known, addresses: Iterable[int], is_ours: Callable[[int], bool]
+) -> tuple[list[Found], list[int]]:
     found: dict[int, Found] = {}
     left = _look_up(known, addresses, found)
-    left = [word for word in left if not is_ours(word) and _is_memory(driver, word)]
+    left = [word for word in left if _is_memory(driver, word) and not is_ours(word)]
     for generation in (0, 1, 2):
-        if not left or (generation == 2 and _nobodys.issuperset(left)):
+        now = _collections()
+        if not left or (generation == 2 and all(_nobodys.get(word) == now for word in left)):
             break
         _learn(known, generation)
         left = _look_up(known, left, found)
-    _nobodys.update(left)
+    _nobodys.update(dict.fromkeys(left, _collections()))
     return list(found.values()), left
+
+
+def _collections() -> int:
+    """How often the collector has run in this process."""
+    return sum(generation["collections"] for generation in gc.get_stats())
 
 
 def _look_up(known: _Known, addresses: Iterable[int], found: dict[int, Found]) -> list[int]:
@@ -90,14 +114,8 @@ def _look_up(known: _Known, addresses: Iterable[int], found: dict[int, Found]) -
 
 def _learn(known: _Known, generation: int) -> None:
     """Take note of all device and pinned tensors in one generation of the collector."""
-    is_tensor: dict[type, bool] = {}
-    for thing in gc.get_objects(generation):
-        kind = type(thing)
-        wanted = is_tensor.get(kind)
-        if wanted is None:
-            wanted = is_tensor[kind] = issubclass(kind, torch.Tensor)
-        if wanted:
-            _learn_tensor(known, thing)
+    for tensor in tensors_in(generation):
+        _learn_tensor(known, tensor)
 
 
 def _learn_tensor(known: _Known, tensor: Any) -> None:
@@ -105,10 +123,10 @@ def _learn_tensor(known: _Known, tensor: Any) -> None:
         if tensor.layout is torch.strided and tensor.device.type in ("cuda", "cpu"):
             known.add(tensor)
         gradient = tensor.grad if tensor.is_leaf else None
-    except (RuntimeError, NotImplementedError):
-        return  # fake, functional or meta tensors: no memory
-    if gradient is not None and gradient.layout is torch.strided:
-        known.add(gradient)
+        if gradient is not None and gradient.layout is torch.strided:
+            known.add(gradient)
+    except Exception:
+        return  # fake, functional, uninitialised and other tensors without memory of their own
 
 
 def _is_memory(driver: Driver, word: int) -> bool:

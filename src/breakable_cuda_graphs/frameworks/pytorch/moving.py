@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from .tensors import alias_storage
+
 
 def moved(value: Any, start: int, end: int, shift: int) -> Any:
     """An alias of a tensor whose bytes, from `start` to before `end`, have moved by `shift` bytes."""
@@ -19,7 +21,7 @@ def moved(value: Any, start: int, end: int, shift: int) -> Any:
     if base < start or base + nbytes > end:  # only a part of the storage moves
         base, offset = value.data_ptr(), 0
         nbytes = _reach(value) * value.element_size()
-    view = torch._C._construct_storage_from_data_pointer(base + shift, value.device, nbytes)
+    view = alias_storage(base + shift, value.device, nbytes)
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         made = torch.empty(0, dtype=value.dtype, device=value.device)
         made.set_(view, offset, value.size(), value.stride())

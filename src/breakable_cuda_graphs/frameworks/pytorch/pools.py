@@ -46,6 +46,8 @@ class TorchPool:
         self._stream: CaptureStream | None = None  # leased by a block, or kept
         self._last_stream: CaptureStream | None = None  # blocks of this pool belong to it
         self._keeps_stream = False
+        self._leases = 0
+        self._captured_by: object = None  # the session whose segment is open in this pool
         self._anchor: Any = None
         self._ranges: list[tuple[int, int]] = []
         self._epoch = process.epoch
@@ -59,10 +61,15 @@ class TorchPool:
     def stream(self) -> Any:
         """The capture stream, as a `torch.cuda.ExternalStream`; whoever sees it may rely on it."""
         self._keeps_stream = True
-        return self.lease()
+        return self._hold_stream()
 
     def lease(self) -> Any:
         """The stream for a block's captures, this pool's alone until `end_lease`."""
+        external = self._hold_stream()
+        self._leases += 1
+        return external
+
+    def _hold_stream(self) -> Any:
         if self._stream is None:
             release.drain()
             release_dormant()
@@ -72,10 +79,26 @@ class TorchPool:
 
     def end_lease(self, keep: bool) -> None:
         """A block is over; `keep` if kernels of its now depend on the stream's workspace."""
+        self._leases -= 1
         self._keeps_stream = self._keeps_stream or keep
-        if self._stream is not None and not self._keeps_stream:
+        if self._stream is not None and not self._keeps_stream and not self._leases:
             capture_streams.give_back(self._stream)
             self._stream = None
+
+    def open_capture(self, session: object) -> None:
+        """A segment is about to be captured into the pool; torch routes one at a time to an id.
+
+        It would refuse the second too, but in closing that one's books it would end the first's route.
+        """
+        with _pools_lock:
+            if self._captured_by not in (None, session):
+                raise errors.pool_in_capture()
+            self._captured_by = session
+
+    def close_capture(self, session: object) -> None:
+        """The segment has ended."""
+        if self._captured_by is session:
+            self._captured_by = None
 
     def take_shell(self, shell: Any) -> None:
         """Give a closed shell up: the first becomes the pool's anchor, the others are reset."""
@@ -155,8 +178,9 @@ def _reopened(identity: tuple[int, int]) -> Any:
     anchor = _dormant.pop(identity, None)
     if anchor is None and identity in _reset_ids:
         _reset_ids.discard(identity)
-        torch.cuda.empty_cache()
-        torch._C._host_emptyCache()
+        with release.relaxed_thread():  # somebody may be capturing
+            torch.cuda.empty_cache()
+            torch._C._host_emptyCache()
     return anchor
 
 

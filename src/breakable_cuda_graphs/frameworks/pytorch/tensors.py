@@ -8,9 +8,25 @@ for bit, but own nothing. Who keeps an address valid is decided elsewhere (`argu
 
 from __future__ import annotations
 
+import gc
+import itertools
 from typing import Any
 
 import torch
+
+_ALIAS = "_is_alias_of_breakable_cuda_graphs"
+
+
+def is_alias_storage(storage: Any) -> bool:
+    """Whether a storage was made by `Tensors.alias` and so does not own its memory."""
+    return hasattr(storage, _ALIAS)
+
+
+def alias_storage(address: int, device: Any, nbytes: int) -> Any:
+    """A storage over memory that it does not own."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
+    setattr(storage, _ALIAS, True)
+    return storage
 
 
 class Tensors:
@@ -33,9 +49,7 @@ class Tensors:
     def alias(self, value: Any) -> Any:
         """Same bytes, shape, strides, offset, dtype, conj and neg bits; no history, not owning."""
         storage = value.untyped_storage()
-        view = torch._C._construct_storage_from_data_pointer(
-            storage.data_ptr(), value.device, storage.nbytes()
-        )
+        view = alias_storage(storage.data_ptr(), value.device, storage.nbytes())
         with torch.inference_mode(value.is_inference()), torch.no_grad():
             made = torch.empty(0, dtype=value.dtype, device=value.device)
             made.set_(view, value.storage_offset(), value.size(), value.stride())
@@ -72,3 +86,25 @@ class Tensors:
     def copy(self, target: Any, source: Any) -> None:
         with torch.no_grad():
             target.copy_(source)
+
+
+def tensors_in(generation: int | None) -> list[Any]:
+    """The tensors among the objects of one generation of the collector; None: of all.
+
+    `gc.get_objects()` also hands out tuples that another thread is just building, which must not be
+    held when that thread goes on. So everything from that call to the last object let go happens in
+    one call of C functions, during which no other thread can run.
+    """
+    found = itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
+    things, again = itertools.tee(found)
+    return list(itertools.compress(things, map(_tensor_types().__contains__, map(type, again))))
+
+
+def _tensor_types() -> set[type]:
+    types, new = set(), [torch.Tensor]
+    while new:
+        kind = new.pop()
+        if kind not in types:
+            types.add(kind)
+            new += type.__subclasses__(kind)
+    return types

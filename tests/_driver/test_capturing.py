@@ -1,0 +1,84 @@
+"""Begin, end and look: the end of a capture is an answer, never an exception."""
+
+from __future__ import annotations
+
+import pytest
+
+from breakable_cuda_graphs import CUDAError
+from breakable_cuda_graphs._driver import bindings, capturing
+from breakable_cuda_graphs._driver.capturing import Status
+from helping import in_thread, wait
+
+
+@pytest.fixture
+def driver(bare_device):
+    made = bindings.current()
+    made.cuCtxSetCurrent(made.cuDevicePrimaryCtxRetain(0))
+    return made
+
+
+@pytest.fixture
+def stream(driver):
+    made = driver.cuStreamCreate(1)
+    yield made
+    driver.cuStreamDestroy(made)
+
+
+@pytest.mark.parametrize("mode", capturing.MODES)
+def test_a_capture_begins_and_ends_with_a_graph_of_ours(driver, stream, mode, bare_device):
+    assert capturing.status(driver, stream) is Status.NONE
+    capturing.begin(driver, stream, mode)
+    assert capturing.status(driver, stream) is Status.ACTIVE
+    code, graph = capturing.end(driver, stream)
+    assert code == 0
+    assert capturing.status(driver, stream) is Status.NONE
+    graph.close()
+
+
+def test_an_invalidated_capture_answers_901(driver, stream):
+    capturing.begin(driver, stream, "global")
+    driver.module.cuStreamSynchronize(stream)
+    assert capturing.status(driver, stream) is Status.INVALIDATED
+    assert capturing.end(driver, stream) == (capturing.INVALIDATED, None)
+    assert capturing.status(driver, stream) is Status.NONE
+
+
+def test_unjoined_work_answers_904(driver, stream):
+    side, address = driver.cuStreamCreate(1), driver.cuMemAlloc(16)
+    capturing.begin(driver, stream, "relaxed")
+    wait(side, stream)
+    driver.cuMemsetD32Async(address, 1, 1, side)
+    assert capturing.end(driver, stream) == (capturing.UNJOINED, None)
+    driver.cuMemFree(address)
+    driver.cuStreamDestroy(side)
+
+
+def test_another_thread_answers_908_and_the_capture_stays_open(driver, stream):
+    capturing.begin(driver, stream, "thread_local")
+    ended = in_thread(lambda: capturing.end(driver, stream))
+    assert ended == (capturing.WRONG_THREAD, None)
+    assert capturing.status(driver, stream) is Status.ACTIVE
+    capturing.end(driver, stream).graph.close()
+
+
+def test_nothing_to_end_is_an_answer_too(driver, stream):
+    ended = capturing.end(driver, stream)
+    assert ended.graph is None
+    assert ended.code == 401
+
+
+def test_a_capture_that_cannot_begin_raises(driver, stream):
+    capturing.begin(driver, stream, "relaxed")
+    with pytest.raises(CUDAError, match="cuStreamBeginCapture"):
+        capturing.begin(driver, stream, "relaxed")
+    capturing.end(driver, stream).graph.close()
+
+
+def test_the_legacy_stream_beside_a_blocking_capture_counts_as_not_capturing(driver):
+    blocking = driver.cuStreamCreate(0)
+    capturing.begin(driver, blocking, "relaxed")
+    assert int(driver.module.cuStreamIsCapturing(0)[0]) == 906
+    assert capturing.status(driver, bindings.types.CUstream(0)) is Status.NONE
+    assert capturing.status(driver, blocking) is Status.ACTIVE
+    capturing.end(driver, blocking).graph.close()
+    driver.cuStreamDestroy(blocking)

@@ -1,0 +1,308 @@
+"""Random numbers, as far as they go without a device: what kernels read, and the traffic of captures."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from breakable_cuda_graphs import ReplayError  # noqa: E402
+from breakable_cuda_graphs._driver import bindings, ordering, release  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch import draws as module  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch.draws import (  # noqa: E402
+    Traffic,
+    generator_states,
+)
+from helping import in_thread  # noqa: E402
+
+SEED, OFFSET = 0x7F00_0000_0200, 0x7F00_0000_0400
+STATE = [SEED, OFFSET, 8, 1]
+
+
+# ---------------------------------------------------------------- what the kernels read
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_a_generators_state_is_found_wherever_it_lies(before):
+    words = [3] * before + STATE + [9, 9]
+    assert module._state_at(words) == before
+    assert generator_states([words]) == {(SEED, OFFSET)}
+
+
+def test_the_flag_is_one_byte():
+    assert module._state_at([SEED, OFFSET, 0, 0xABCD_EF01]) == 0
+    assert module._state_at([SEED, OFFSET, 0, 0x0100]) == -1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        STATE[:3],
+        [SEED, OFFSET, 8, 0],  # no capture
+        [SEED, OFFSET, 6, 1],  # offsets are multiples of four
+        [SEED, SEED, 8, 1],  # one pointer twice
+        [SEED + 8, OFFSET, 8, 1],  # no beginning of a block
+        [512, 1024, 8, 1],  # small numbers
+        [1 << 60, OFFSET, 8, 1],  # no address
+    ],
+)
+def test_what_only_looks_like_one_is_none(words):
+    assert module._state_at(words) == -1
+    assert generator_states([words]) == set()
+
+
+def test_several_kernels_are_searched():
+    other = [SEED + 0x1000, OFFSET + 0x1000, 0, 1]
+    assert generator_states([[1], STATE, [7, *other]]) == {
+        (SEED, OFFSET),
+        (SEED + 0x1000, OFFSET + 0x1000),
+    }
+
+
+# ---------------------------------------------------------------- captures at the same time
+
+
+class FakeDraws:
+    """A block's generators, for the traffic: how many nodes its capture has, and whose guest it is."""
+
+    def __init__(self) -> None:
+        self.is_guest = self.had_guest = self.is_spoilt = False
+        self.generators: tuple[Any, ...] = ()
+        self.nodes = 1
+
+    def nodes_so_far(self) -> int:
+        return self.nodes
+
+
+@pytest.fixture
+def road(bare_device, monkeypatch):
+    """Traffic as on torch 2.11, with two streams."""
+    driver = bindings.current()
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))
+    monkeypatch.setattr(module, "SHARED_TENSORS", True)
+    made = Traffic(driver, 0)
+    streams = [driver.cuStreamCreate(1) for _ in range(2)]
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda device: int(streams[0]), raising=False
+    )
+    yield made, streams
+    assert not made._open
+    assert not made._nodes_of_hosts
+    made._mark.close()
+    for stream in streams:
+        driver.cuStreamDestroy(stream)
+    release.drain()
+    assert made._mark._event not in ordering._events
+    assert bare_device.leaks() == []
+
+
+def open_(traffic: Traffic, draws: Any, stream: Any) -> None:
+    begun: list[int] = []
+    traffic.open(draws, stream, lambda: begun.append(1))
+    assert begun == [1]
+
+
+def close(traffic: Traffic, draws: Any, stream: Any) -> None:
+    with traffic.lock:
+        traffic.ended(draws, stream)
+
+
+def test_the_first_capture_has_the_generators_and_a_second_is_its_guest(road):
+    traffic, (one, two) = road
+    host, guest = FakeDraws(), FakeDraws()
+    open_(traffic, host, one)
+    open_(traffic, guest, two)
+    assert (host.is_guest, guest.is_guest) == (False, True)
+    close(traffic, host, one)
+    close(traffic, guest, two)
+    later = FakeDraws()
+    later.is_guest = True
+    open_(traffic, later, two)
+    assert not later.is_guest
+    close(traffic, later, two)
+
+
+def test_a_guest_of_a_guest_is_a_guest_of_the_host_only(road):
+    traffic, (one, two) = road
+    host, guest, third = FakeDraws(), FakeDraws(), FakeDraws()
+    for draws, stream in ((host, one), (guest, two), (third, two)):
+        open_(traffic, draws, stream)
+    assert third.is_guest
+    assert set(traffic._nodes_of_hosts[third]) == {host}
+    for draws in (third, guest, host):
+        close(traffic, draws, one)
+
+
+@pytest.mark.parametrize("gone_on", [False, True])
+def test_a_guest_that_draws_spoils_a_host_that_has_gone_on(road, gone_on):
+    traffic, (one, two) = road
+    host, guest = FakeDraws(), FakeDraws()
+    open_(traffic, host, one)
+    open_(traffic, guest, two)
+    host.nodes += gone_on
+    assert traffic.spoil_hosts(guest) is gone_on
+    assert host.is_spoilt is gone_on
+    close(traffic, guest, two)
+    close(traffic, host, one)
+
+
+def test_a_host_that_has_ended_cannot_be_spoilt(road):
+    traffic, (one, two) = road
+    host, guest = FakeDraws(), FakeDraws()
+    open_(traffic, host, one)
+    open_(traffic, guest, two)
+    close(traffic, host, one)
+    host.nodes += 5
+    assert traffic.spoil_hosts(guest) is False
+    assert not host.is_spoilt
+    close(traffic, guest, two)
+
+
+def test_a_failed_opening_can_be_closed(road):
+    traffic, (one, _) = road
+    draws = FakeDraws()
+
+    def fail() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        traffic.open(draws, one, fail)
+    close(traffic, draws, one)
+    close(traffic, draws, one)
+    with traffic.replaying():
+        pass
+
+
+class FakeGenerator:
+    """A generator's handle: what it holds is a state that can be swapped."""
+
+    def __init__(self) -> None:
+        self.state: Any = "own"
+
+    def graphsafe_get_state(self) -> Any:
+        return self.state
+
+    def graphsafe_set_state(self, state: Any) -> None:
+        self.state = state
+
+    def clone_state(self) -> Any:
+        return f"copy of {self.state}"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_guest_begins_with_copies_and_the_generators_get_their_own_back(road, fails):
+    traffic, (one, two) = road
+    host, guest = FakeDraws(), FakeDraws()
+    host.generators = guest.generators = (FakeGenerator(), FakeGenerator())
+    seen: list[Any] = []
+
+    def begin() -> None:
+        seen.append([generator.state for generator in guest.generators])
+        if fails:
+            raise ValueError("mine")
+
+    open_(traffic, host, one)
+    if fails:
+        with pytest.raises(ValueError, match="mine"):
+            traffic.open(guest, two, begin)
+    else:
+        traffic.open(guest, two, begin)
+    assert seen[-1] == ["copy of own"] * 2
+    assert [generator.state for generator in guest.generators] == ["own"] * 2
+    close(traffic, guest, two)
+    close(traffic, host, one)
+
+
+def test_a_replay_in_the_capturing_thread_is_refused(road):
+    traffic, (one, _) = road
+    draws = FakeDraws()
+    open_(traffic, draws, one)
+    with pytest.raises(ReplayError, match="random"), traffic.replaying():
+        pytest.fail("it was let through")
+    close(traffic, draws, one)
+    with traffic.replaying():
+        pass
+
+
+def test_a_replay_waits_for_the_segment_of_another_thread(road):
+    traffic, (one, _) = road
+    draws, log = FakeDraws(), []
+    entered = threading.Event()
+    driver = bindings.current()
+    context = driver.cuCtxGetCurrent()
+
+    def replay() -> None:
+        driver.cuCtxSetCurrent(context)
+        entered.set()
+        with traffic.replaying():
+            log.append("replayed")
+
+    open_(traffic, draws, one)
+    thread = threading.Thread(target=replay)
+    thread.start()
+    assert entered.wait(10)
+    thread.join(0.05)
+    assert log == []
+    close(traffic, draws, one)
+    thread.join(10)
+    assert log == ["replayed"]
+
+
+def test_a_replay_does_not_wait_for_ever(road, monkeypatch):
+    traffic, (one, _) = road
+    monkeypatch.setattr(module, "_PATIENCE", 0.02)
+    draws = FakeDraws()
+    open_(traffic, draws, one)
+
+    def replay() -> None:
+        with traffic.replaying():
+            pytest.fail("it was let through")
+
+    with pytest.raises(ReplayError, match="Replay when"):
+        in_thread(replay)
+    close(traffic, draws, one)
+
+
+def test_refills_on_different_streams_follow_each_other(road, monkeypatch):
+    traffic, (one, two) = road
+    waited = []
+    monkeypatch.setattr(
+        type(traffic._mark), "order_after", lambda mark, handle, stream: waited.append(handle)
+    )
+    draws = FakeDraws()
+    open_(traffic, draws, two)
+    close(traffic, draws, two)
+    assert traffic._mark._stream == int(two)
+    with traffic.replaying():
+        pass
+    assert traffic._mark._stream == int(one)
+    assert waited == [int(two), int(one)]
+
+
+def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):
+    traffic, (one, two) = road
+    monkeypatch.setattr(module, "SHARED_TENSORS", False)
+    host, other = FakeDraws(), FakeDraws()
+    open_(traffic, host, one)
+    open_(traffic, other, two)
+    assert not other.is_guest
+    with traffic.replaying():
+        pass
+    close(traffic, host, one)
+    close(traffic, other, two)
+
+
+def test_a_device_has_one_traffic(bare_device, monkeypatch):
+    monkeypatch.setattr(module, "_traffic", {})
+    driver = bindings.current()
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))
+    made = module.traffic(driver, 0)
+    assert module.traffic(driver, 0) is made
+    other = module.traffic(driver, 1)
+    assert other is not made
+    made._mark.close()
+    other._mark.close()
