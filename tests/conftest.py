@@ -19,7 +19,6 @@ def quick_collector() -> Iterator[None]:
     """What torch made at import is out of the collector's way, so that it can run after each test."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from breakable_cuda_graphs.simulator import simulated_device
-
     from helping import capture
 
     with simulated_device():
@@ -34,7 +33,6 @@ def quick_collector() -> Iterator[None]:
 def device(request: pytest.FixtureRequest, quick_collector: None) -> Iterator[Any]:
     """A simulated device, on which nothing may be misused, left open or kept."""
     from breakable_cuda_graphs.simulator import simulated_device
-
     from helping import assert_nothing_left, assert_nothing_open
 
     with simulated_device(seed=zlib.crc32(request.node.nodeid.encode())) as made:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, is_in_breakable_graph
 from breakable_cuda_graphs import blocks as open_blocks
 from breakable_cuda_graphs._driver import bindings, release, userobjects
@@ -214,5 +213,3 @@ def watched_driver(device: SimulatedDevice) -> Iterator[WatchedDriver]:
         yield made
     finally:
         bindings.use(previous)
-
-

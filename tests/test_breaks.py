@@ -1,7 +1,5 @@
 """no_graph, force_no_graph, is_in_breakable_graph: what a marked function does, where."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import copy
@@ -435,9 +433,8 @@ def test_a_break_with_side_work_open_is_refused_with_the_kernels(device):
             bump(y)
 
         seq = CUDAGraphSequence()
-        with pytest.raises(UnjoinedStreamError, match="sqrt") as info:
-            with breakable_graph(seq):
-                body()
+        with pytest.raises(UnjoinedStreamError, match="sqrt") as info, breakable_graph(seq):
+            body()
         assert info.value.kernels == ("aten::sqrt",)
         assert info.value.segment == 0
         assert info.value.streams == ()

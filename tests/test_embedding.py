@@ -1,7 +1,5 @@
 """A replay inside another capture: it becomes part of it, or is refused while that is still whole."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import weakref

@@ -149,7 +149,6 @@ def test_texts_differ_by_mode_and_by_whose_capture_it_is():
     assert len(errors.advice("global")) == len(errors.advice("relaxed")) + 1
 
 
-@pytest.mark.xfail(strict=True, reason="errors.unjoined: `or` binds weaker than the `+` behind it")
 def test_long_lists_of_kernels_are_cut_and_say_so():
     error = errors.unjoined(0, "the end", tuple(f"k{i}" for i in range(20)), ())
     assert "k7" in str(error)

@@ -627,3 +627,16 @@ def test_a_compiled_triton_kernel_brings_its_block_and_scratch(device: Any) -> N
     assert (node.grid, node.block) == ((7, 1, 1), (128, 1, 1))
     run(graph)
     assert calls == [(x.ctypes.data, 0, 0)]
+
+
+def test_what_a_part_reads_is_kept_alive(device: Any) -> None:
+    torch = pytest.importorskip("torch")
+    graph, x = Graph(), torch.full((4,), 3.0)
+    with graph.capture():
+        y = x * 2
+    alive = weakref.ref(x.untyped_storage())
+    del x
+    gc.collect()
+    assert alive() is not None
+    run(graph)
+    assert y.tolist() == [6.0] * 4

@@ -198,7 +198,9 @@ def capture_life(life: Life, seq: Any, state: State) -> None:
             run_steps(state, block.steps)
 
 
-def check_replays(lives: list[Life], sequences: list[Any], states: list[State], inputs: Any) -> None:
+def check_replays(
+    lives: list[Life], sequences: list[Any], states: list[State], inputs: Any
+) -> None:
     """Replay all, one after the other, and compare with an eager run from the same beginnings."""
     for values in inputs:
         for life, seq, state in zip(lives, sequences, states, strict=True):

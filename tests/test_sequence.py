@@ -1,7 +1,5 @@
 """A sequence: what it holds, what a replay checks, whose stream it runs on, and how it is let go."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import copy

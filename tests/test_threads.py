@@ -28,10 +28,6 @@ def bump(t: Any) -> None:
     t.add_(1)
 
 
-TUPLES = "gc.get_objects() takes hold of tuples that another thread is just building"
-
-
-@pytest.mark.xfail(strict=True, raises=SystemError, reason=TUPLES)
 def test_a_capture_leaves_the_tuples_of_other_threads_alone():
     """A thread switch at every chance; the block of this thread looks for the owners of memory."""
     stop, broken = threading.Event(), []
@@ -64,7 +60,6 @@ def test_a_capture_leaves_the_tuples_of_other_threads_alone():
         raise broken[0]
 
 
-@pytest.mark.xfail(strict=False, raises=SystemError, reason=TUPLES)
 @pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
 def test_threads_capture_and_replay_at_once(device, mode):
     meet = threading.Barrier(4, timeout=5)

@@ -20,6 +20,7 @@ from . import blocks, debugging, errors, results, structures
 from ._driver import bindings, capturing, contexts, reading, release, userobjects
 from ._driver.capturing import Status
 from ._driver.ordering import join
+from .annotations import StackRecorder
 from .frameworks.base import Arrays, Captured, Framework, Session
 from .liveness import Memory, Rules
 from .segments import EagerSegment, GraphSegment
@@ -113,6 +114,8 @@ class breakable_graph:
         )
         block.open()
         self._block = block
+        if self._record_stacks:
+            block.record_stacks()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         block, self._block = self._block, None
@@ -175,6 +178,13 @@ class Block:
         self._in_break = ""  # the name of the break that runs now
         self._line = self._user_line()  # where the present segment began
         self._poison: BaseException | None = None
+        self._stacks: StackRecorder | None = None
+        self.in_body = ""  # the part of a conditional node that is being captured now
+
+    def record_stacks(self) -> None:
+        """Note the user's line of each node from here to the end of the block."""
+        self._stacks = StackRecorder(self)
+        self._stacks.start()
 
     def _choose_framework(self, stream: Any) -> Framework:
         if stream is not None and as_handle(stream) in DEFAULT_STREAMS:
@@ -242,6 +252,7 @@ class Block:
         What goes wrong here never takes the place of an error that is on its way already.
         """
         steps: list[Callable[[], None]] = [
+            self._stop_stacks,
             self._abandon_segment,
             lambda: self.session.leave(failed),
             self._join_others,
@@ -263,6 +274,11 @@ class Block:
         if error is not None:
             for other in problems:
                 error.add_note(errors.while_closing(other))
+
+    def _stop_stacks(self) -> None:
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            stacks.stop()
 
     def _end_lease(self) -> None:
         if self._is_leased:
@@ -310,6 +326,8 @@ class Block:
             raise
 
     def _finish_segment(self, index: int, where: str) -> None:
+        if self._stacks is not None:
+            self._stacks.flush()
         info = self.driver.capture_info(self.stream)
         survey = None
         if info.graph is not None:
@@ -523,6 +541,8 @@ class Block:
     def _check_whole(self, name: str) -> None:
         """Before a break: the block must be sound, and this the thread that may end a segment."""
         self._raise_poison()
+        if self.in_body:
+            raise errors.break_in_a_body(name, self.in_body)
         if threading.get_ident() != self.thread and self.mode != "relaxed":
             raise errors.other_thread(len(self._segments), f"the break {name}", self.mode)
 

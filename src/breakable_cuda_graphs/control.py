@@ -146,6 +146,24 @@ def _add(scene: _Scene, choice: int, flag: Any, bodies: list[Body], where: str) 
     with release.relaxed_thread():
         _plant(scene, choice, scalar, recordings)
     scene.keep((owner, [recording.keep for recording in recordings]))
+    if scene.block is not None:
+        _note_inputs(scene.block, recordings, where)
+    else:  # nobody watches, so what the bodies name is kept
+        scene.keep([recording.inputs[0] for recording in recordings])
+
+
+def _note_inputs(block: Any, recordings: list[Recording], where: str) -> None:
+    """The sequence watches, or owns, what bodies read as it does what segments read."""
+    memory, rules = block.sequence._memory, block._rules
+    if not (rules.check_liveness or rules.keep_inputs):
+        return
+    role = f"read or written in the body of {where}"
+    for recording in recordings:
+        found, unknown = recording.inputs
+        for piece in found:
+            memory._judge(piece, block.session, rules, role)
+        for address in unknown:
+            memory._unknown.setdefault(address, role)
 
 
 def _record(scene: _Scene, body: Body, where: str) -> Recording:

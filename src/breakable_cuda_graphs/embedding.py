@@ -37,7 +37,8 @@ def embed(sequence: CUDAGraphSequence, plan: Plan, stream: Any) -> None:
             assert outer is not None
             outer.embed_break(part)
         else:
-            _add_child(driver, stream, part._handle.value, None if outer else lease)
+            graph = part._edited()  # held until the driver has made its copy
+            _add_child(driver, stream, graph.value, None if outer else lease)
     if outer is not None:
         outer.keep(lease, sequence._memory)
 

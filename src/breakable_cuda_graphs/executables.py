@@ -350,7 +350,7 @@ class GraphExec:
         with self._target.turn():
             before = self._work(node)
             work = _same_kind(node, before, nodes[0]._work)
-            owners: edits.Owned = {"captured": recording.keep}
+            owners: edits.Owned = {"captured": (recording.keep, recording.inputs[0])}
             self._set(node, edits.Edited(work, owners), "capture_update")
 
     # ---- for segments

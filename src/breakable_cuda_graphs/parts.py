@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from . import errors, frameworks
 from ._driver import bindings, capturing, contexts, reading, release, transplanting
 from ._driver.handles import GraphHandle
+from .frameworks.base import Found
 from .frameworks.enclosed import Enclosed
 from .journals import Journal, Page, open_recordings
 from .nodes import Node
@@ -38,6 +39,7 @@ class Recording:
         self._template: Template | None = None
         self.frontier: list[int] = []
         self.keep: object = None  # what the graph's memory is kept by
+        self.inputs: tuple[list[Found], list[int]] = ([], [])  # memory of others that it names
         self.also_keep: list[object] = []  # what was given up to it while it was open
 
     @property
@@ -111,6 +113,8 @@ class Recording:
             if problem is not None:
                 _discard(captured)
                 raise problem
+            if survey is not None:
+                self.inputs = enclosed.inputs(survey)
             failed = False
         finally:
             enclosed.leave(failed)
@@ -206,7 +210,8 @@ def plant(
     handle = source.handle
     assert isinstance(handle, GraphHandle)
     planted = transplanting.transplant(ground, handle, after, source.known)
-    root.owners.keep([recording.keep, *source.owners.all()])
+    inputs = [piece.storage for piece in recording.inputs[0]]
+    root.owners.keep([recording.keep, inputs, *source.owners.all()])
     root.known.update(planted.conditionals)
     _move_notes(source, root, planted)
     nodes = list(planted.nodes.values())

@@ -416,8 +416,8 @@ class _Rebinding:
             raise
         for edit in self._edits:
             edit.editor._shadow.works[int(edit.handle)] = edit.after
+        self._move_watching()  # first: what is watched may be an argument that is let go below
         self._change_breaks()
-        self._move_watching()
 
     def _change_breaks(self) -> None:
         sequence = self._sequence

@@ -19,7 +19,7 @@ from ._driver.handles import ExecHandle, GraphHandle, GraphView
 from ._driver.ordering import CompletionMark
 from .executables import GraphExec
 from .frameworks.base import Runner
-from .journals import claim
+from .journals import Journal, claim
 from .places import Places
 from .results import StaticResult
 from .templates import Shadow, Template, edited_clone, twins
@@ -50,27 +50,40 @@ class GraphSegment:
         self._joined: Any = None  # the child node that stands for it in a joined graph
         self._closed = False
         self._home: weakref.ref[CUDAGraphSequence] | None = None
-        self._template = self._new_template(graph)
+        self._seen: Template | None = None  # made when somebody looks: captures have to be quick
         self._editor: GraphExec | None = None
+        journal = claim(index)
+        if journal is not None:  # it goes with its block
+            self._note(journal)
 
-    def _new_template(self, graph: GraphHandle | GraphView) -> Template:
-        me = weakref.ref(self)
+    @property
+    def _template(self) -> Template:
+        if self._seen is None:
+            self._seen = self._new_template()
+        return self._seen
+
+    def _new_template(self) -> Template:
+        me, graph = weakref.ref(self), self._handle
 
         def is_alive() -> bool:
             segment = me()
             return segment is not None and not segment._closed
 
-        context = contexts.current(graph.driver)
+        home = None if self._home is None else self._home()
+        context = (home._context if home is not None else 0) or contexts.current(graph.driver)
         template = Template(graph.driver, graph, context=context, is_open=False, is_alive=is_alive)
         template.shown = Shadow()
         template.draws = self._runner is not None
-        journal = claim(self.index)
-        if journal is not None:
-            nodes = graph.driver.graph_nodes(graph.value)
-            template.notes.update(journal.notes(self.index, nodes))
-            template.known.update(journal.known(self.index))
-            template.together.update(journal.together(self.index))
+        if home is not None:
+            template.resolver, template.lease = Places(home).name, home._pool
         return template
+
+    def _note(self, journal: Journal) -> None:
+        """What was noted while this was captured."""
+        template, graph, index = self._template, self._handle, self.index
+        template.notes.update(journal.notes(index, graph.driver.graph_nodes(graph.value)))
+        template.known.update(journal.known(index))
+        template.together.update(journal.together(index))
 
     @classmethod
     def _of_graph(cls, index: int, graph: Graph) -> GraphSegment:
@@ -84,14 +97,14 @@ class GraphSegment:
         assert isinstance(template.handle, GraphHandle)
         made = cls(index, template.handle, kinds, None)
         template.is_open, template.shown = False, Shadow()
-        made._template = template
+        made._seen = template
         return made
 
     def _belong(self, sequence: CUDAGraphSequence) -> None:
         """The sequence that runs this segment: its turn, its mark, and whose memory is whose."""
         self._home = weakref.ref(sequence)
-        self._template.resolver = Places(sequence).name
-        self._template.lease = sequence._pool
+        if self._seen is not None:
+            self._seen.resolver, self._seen.lease = Places(sequence).name, sequence._pool
 
     @property
     def graph(self) -> Graph:
@@ -117,14 +130,14 @@ class GraphSegment:
 
     def _edited(self) -> GraphHandle | GraphView:
         """The graph as it will run, for a copy in another capture."""
-        shadow = self._template.shown
+        shadow = None if self._seen is None else self._seen.shown
         if shadow is None or shadow.is_empty:
             return self._handle
         return edited_clone(self._template, shadow)
 
     def _reapply(self) -> None:
         """Bring the edits to an executable that was made anew."""
-        shadow, editor = self._template.shown, self._editor
+        shadow, editor = None if self._seen is None else self._seen.shown, self._editor
         if editor is not None:
             assert isinstance(editor._target, SegmentTarget)
             editor._target.moved()

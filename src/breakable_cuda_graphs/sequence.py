@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import errors, frameworks
+from . import drawing, errors, frameworks, placing, rebinding
 from ._driver import bindings, capturing, contexts, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
@@ -203,6 +203,26 @@ class CUDAGraphSequence:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise errors.not_copyable(type(self).__name__)
 
+    def __str__(self) -> str:
+        """The sequence and its graphs on one page."""
+        return drawing.sequence_page(self)
+
+    # ---- edits
+
+    def rebind(self, moves: Any, verify: Callable[..., Any] | None = None) -> Any:
+        """Move addresses: all that lies inside each `old` moves to its `new`, watching with it.
+
+        `moves` is a mapping or pairs of tensors, arrays or `(address, nbytes)`. Kernel arguments,
+        copies, fills, child graphs and break arguments are changed; the report that is returned
+        says where. An address inside a tensor map is opaque and refused, unless `verify`, which
+        captures the same work on other buffers, proves which words move.
+        """
+        return rebinding.rebind(self, moves, verify)
+
+    def append(self, graph: Any) -> GraphSegment:
+        """Place a `Graph` that was built by hand behind the segments; replays run it in turn."""
+        return placing.append(self, graph)
+
     # ---- reset and release
 
     def reset(self) -> None:
@@ -285,6 +305,9 @@ class CUDAGraphSequence:
     def _commit(self, framework: Framework, added: Sequence[GraphSegment | EagerSegment]) -> None:
         """A block has ended well: its segments join the sequence, and a new plan is made."""
         segments = [*self._segments, *added]
+        for segment in added:
+            if isinstance(segment, GraphSegment):
+                segment._belong(self)
         plan = Plan(bindings.current(), framework, self._ensure_pool(framework).mark, segments)
         # From here nothing can fail.
         self._segments, self._context = segments, framework.context

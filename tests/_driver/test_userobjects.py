@@ -72,7 +72,6 @@ def test_a_driver_that_refuses_holds_nothing(driver, bare_device, monkeypatch):
     driver.cuGraphDestroy(graph)
 
 
-@pytest.mark.xfail(strict=True, reason="hold() does not release the user object of a failed retain")
 def test_a_graph_that_cannot_retain_gives_all_back(driver, bare_device, monkeypatch):
     monkeypatch.setattr(userobjects, "_held", [])
     with pytest.raises(CUDAError, match="Retain"):

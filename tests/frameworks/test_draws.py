@@ -29,7 +29,7 @@ STATE = [SEED, OFFSET, 8, 1]
 def test_a_generators_state_is_found_wherever_it_lies(before):
     words = [3] * before + STATE + [9, 9]
     assert module._state_at(words) == before
-    assert generator_states([words]) == {(SEED, OFFSET)}
+    assert generator_states([words]) == [(SEED, OFFSET, 8)]
 
 
 def test_the_flag_is_one_byte():
@@ -52,15 +52,15 @@ def test_the_flag_is_one_byte():
 )
 def test_what_only_looks_like_one_is_none(words):
     assert module._state_at(words) == -1
-    assert generator_states([words]) == set()
+    assert generator_states([words]) == []
 
 
 def test_several_kernels_are_searched():
     other = [SEED + 0x1000, OFFSET + 0x1000, 0, 1]
-    assert generator_states([[1], STATE, [7, *other]]) == {
-        (SEED, OFFSET),
-        (SEED + 0x1000, OFFSET + 0x1000),
-    }
+    assert generator_states([[1], STATE, [7, *other]]) == [
+        (SEED, OFFSET, 8),
+        (SEED + 0x1000, OFFSET + 0x1000, 0),
+    ]
 
 
 # ---------------------------------------------------------------- captures at the same time
@@ -74,8 +74,8 @@ class FakeDraws:
         self.generators: tuple[Any, ...] = ()
         self.nodes = 1
 
-    def nodes_so_far(self) -> int:
-        return self.nodes
+    def progress(self) -> tuple[int, ...]:
+        return (1, self.nodes)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def road(bare_device, monkeypatch):
     )
     yield made, streams
     assert not made._open
-    assert not made._nodes_of_hosts
+    assert not made._progress_of_hosts
     made._mark.close()
     for stream in streams:
         driver.cuStreamDestroy(stream)
@@ -132,7 +132,7 @@ def test_a_guest_of_a_guest_is_a_guest_of_the_host_only(road):
     for draws, stream in ((host, one), (guest, two), (third, two)):
         open_(traffic, draws, stream)
     assert third.is_guest
-    assert set(traffic._nodes_of_hosts[third]) == {host}
+    assert set(traffic._progress_of_hosts[third]) == {host}
     for draws in (third, guest, host):
         close(traffic, draws, one)
 
@@ -296,8 +296,7 @@ def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):
     close(traffic, other, two)
 
 
-def test_a_device_has_one_traffic(bare_device, monkeypatch):
-    monkeypatch.setattr(module, "_traffic", {})
+def test_a_device_has_one_traffic(bare_device):
     driver = bindings.current()
     driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))
     made = module.traffic(driver, 0)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from breakable_cuda_graphs.frameworks.pytorch import modes  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
-    "plain": lambda: [],
+    "plain": list,
     "no grad": lambda: [torch.no_grad()],
     "inference": lambda: [torch.inference_mode()],
     "autocast": lambda: [torch.autocast("cpu", dtype=torch.bfloat16)],

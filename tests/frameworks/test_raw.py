@@ -168,9 +168,11 @@ def test_a_failure_leaves_the_stream_usable(bench):
         seq.replay()
     bench.add(bench.x, 1, bench.stream)
     assert bench.read(bench.x) == 1
-    with pytest.raises(CaptureError, match="invalidated"):
-        with breakable_graph(seq, stream=bench.stream):
-            bench.driver.module.cuStreamSynchronize(bench.stream)
+    with (
+        pytest.raises(CaptureError, match="invalidated"),
+        breakable_graph(seq, stream=bench.stream),
+    ):
+        bench.driver.module.cuStreamSynchronize(bench.stream)
     with breakable_graph(seq, stream=bench.stream):
         bench.add(bench.x, 1, bench.stream)
     seq.replay()

@@ -48,6 +48,8 @@ class Driver:
     def __init__(self, module: Any, *, simulated: bool = False) -> None:
         self.module = module
         self.simulated = simulated
+        #: what other modules keep for as long as this driver lives, by a key of theirs
+        self.cache: dict[object, Any] = {}
         self.version = int(self.cuDriverGetVersion())
         self.cuInit(0)
         self._capture_info = getattr(self, self._newest("cuStreamGetCaptureInfo", "_v3"))

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 from . import bindings
 
-_retained: dict[tuple[int, int], int] = {}
-
 
 def current(driver: bindings.Driver) -> int:
     """The handle of the calling thread's context; 0 if it has none."""
@@ -23,10 +21,10 @@ def current(driver: bindings.Driver) -> int:
 
 def primary(driver: bindings.Driver, device: int) -> int:
     """The primary context of a device; retained once and kept, as the runtime does."""
-    key = (id(driver), device)
-    if key not in _retained:
-        _retained[key] = int(driver.cuDevicePrimaryCtxRetain(device))
-    return _retained[key]
+    key = ("primary context", device)
+    if key not in driver.cache:
+        driver.cache[key] = int(driver.cuDevicePrimaryCtxRetain(device))
+    return int(driver.cache[key])
 
 
 def of_stream(driver: bindings.Driver, handle: int) -> int:

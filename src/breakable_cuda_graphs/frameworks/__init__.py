@@ -21,8 +21,6 @@ from .base import Framework
 
 __all__ = ["choose"]
 
-_made: dict[tuple[int, str, int], Framework] = {}
-
 
 def choose(driver: Driver, stream: Any) -> Framework:
     """The framework that a capture on `stream` (None: on a stream of our own) belongs to."""
@@ -45,10 +43,11 @@ def choose(driver: Driver, stream: Any) -> Framework:
 
 
 def _once(driver: Driver, where: int, make: Any) -> Framework:
-    key = (id(driver), make.__name__, where)
-    if key not in _made:
-        _made[key] = make(driver, where)
-    return _made[key]
+    key = (make, where)
+    if key not in driver.cache:
+        driver.cache[key] = make(driver, where)
+    made: Framework = driver.cache[key]
+    return made
 
 
 def _device(driver: Driver, torch: Any, stream: Any, context: int) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._driver import release
 from .._driver.reading import Survey
-from .base import Captured, Framework, Pool, Session
+from .base import Captured, Found, Framework, Pool, Session
 
 
 class Enclosed:
@@ -42,6 +42,10 @@ class Enclosed:
     def end(self, survey: Survey | None) -> Captured:
         """End the capture; one that drew random numbers comes with a runner."""
         return self._session.end(survey)
+
+    def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
+        """The memory of others that the captured work names; see `Session.inputs`."""
+        return self._session.inputs(survey)
 
     def abandon(self) -> None:
         """End the capture without wanting its graph."""

@@ -353,12 +353,10 @@ def _copies_in_place(generators: tuple[Any, ...]) -> Iterator[None]:
             generator.graphsafe_set_state(state)
 
 
-_traffic: dict[tuple[int, int], Traffic] = {}
-
-
 def traffic(driver: Driver, device: int) -> Traffic:
     """The one object of a device."""
-    key = (id(driver), device)
-    if key not in _traffic:
-        _traffic.setdefault(key, Traffic(driver, device))
-    return _traffic[key]
+    key = (Traffic, device)
+    if key not in driver.cache:
+        driver.cache.setdefault(key, Traffic(driver, device))
+    made: Traffic = driver.cache[key]
+    return made
