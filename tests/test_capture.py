@@ -1,7 +1,5 @@
 """breakable_graph: its arguments, its streams, what it refuses, and what it costs the driver."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import ctypes

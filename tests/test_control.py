@@ -1,7 +1,5 @@
 """Choices and loops on the device: the same code eagerly, in a block, and built by hand."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import ctypes

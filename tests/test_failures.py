@@ -5,8 +5,6 @@ So the places are not chosen: each program here is run once to count its driver 
 for each of them with that call failing; and once for each line of the library with an interrupt there.
 """
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """Graphs built by hand: what is built runs, in the order of its edges, and can be looked into."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import copy

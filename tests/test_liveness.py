@@ -1,7 +1,5 @@
 """Who keeps the memory that a sequence reads: watched, owned, of the pool; and what happens when it dies."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import gc

@@ -4,8 +4,6 @@ The hard problem: the eager run and the captured one must be the same code, so a
 steps over one state, and a break is simply a marked function of it. What a step does is written once.
 """
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Several threads: captures at once, replays of one sequence, breaks on the wrong thread."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import sys

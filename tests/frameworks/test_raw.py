@@ -1,7 +1,5 @@
 """Streams of anybody, captured by the driver alone: int handles, protocols, memsets, copies, kernels."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import ctypes

@@ -626,7 +626,7 @@ def test_an_undeclared_cuda_tensor_in_what_is_returned_is_refused(make: Any) -> 
         return make(t)
 
     x = dev(1)
-    with pytest.raises(RuntimeError, match=r"(?s)undeclared.*tensor|tensor.*undeclared"):  # noqa: SIM117
+    with pytest.raises(RuntimeError, match=r"(?s)undeclared.*tensor|tensor.*undeclared"):
         with breakable_graph(CUDAGraphSequence()):
             undeclared(x + 1)
 

@@ -1,7 +1,5 @@
 """Graphs built by hand: every kind this driver makes, read back, edited and run."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import ctypes

@@ -1,7 +1,5 @@
 """Edits of executables reach the next launch, and only it; what is refused changes nothing."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import struct

@@ -226,7 +226,7 @@ def test_a_block_inside_a_block_is_refused_and_the_outer_one_goes_on(other: bool
     second = CUDAGraphSequence() if other else seq
     with breakable_graph(seq):
         z = x * 2
-        with pytest.raises(RuntimeError, match=r"(?i)nested|inside|already"):  # noqa: SIM117
+        with pytest.raises(RuntimeError, match=r"(?i)nested|inside|already"):
             with breakable_graph(second):
                 pytest.fail("the block was entered")
         assert torch.cuda.is_current_stream_capturing()

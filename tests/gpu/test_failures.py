@@ -4,8 +4,6 @@ The fixture of this folder captures, replays and draws after every test: each fa
 followed by a right capture without any repair.
 """
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import contextlib
@@ -282,7 +280,7 @@ def test_an_invalidated_capture_says_which_segment() -> None:
     texts = []
     for breaks in range(3):
         x = dev(1)
-        with pytest.raises(CaptureError, match=r"segment") as info:  # noqa: SIM117
+        with pytest.raises(CaptureError, match=r"segment") as info:
             with breakable_graph(CUDAGraphSequence()):
                 y = x + 1
                 for _ in range(breaks):
@@ -298,7 +296,7 @@ def test_a_break_finds_a_dead_capture_and_does_not_run(mode: str) -> None:
     ran: list[int] = []
     look = no_graph(lambda: ran.append(1))
     seq, x = CUDAGraphSequence(), dev(1)
-    with pytest.raises(CaptureError, match="segment"):  # noqa: SIM117
+    with pytest.raises(CaptureError, match="segment"):
         with breakable_graph(seq, capture_error_mode=mode):
             x + 1
             spoil()
@@ -425,7 +423,7 @@ def test_a_failure_right_at_entry_leaves_the_sequence_as_it_was() -> None:
         y = x * 2
         bump(y)
         z = y + 0
-    with pytest.raises(ValueError, match="thread_local"):  # noqa: SIM117
+    with pytest.raises(ValueError, match="thread_local"):
         with breakable_graph(seq, capture_error_mode="nonsense"):
             pytest.fail("the block was entered")
     assert len(seq) == 3

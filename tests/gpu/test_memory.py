@@ -1,7 +1,5 @@
 """Memory comes back, stays where graphs need it, and is left alone at replay."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import gc

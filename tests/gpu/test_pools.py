@@ -1,7 +1,5 @@
 """Which memory captures use, and with whom they share it."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import gc
@@ -215,7 +213,7 @@ def test_after_a_failed_capture_allocations_are_ordinary_ones_again() -> None:
 
 @pytest.mark.parametrize("pool", ["text", 3, (1, 2, 3), object()])
 def test_what_is_no_pool_is_refused(pool: object) -> None:
-    with pytest.raises((TypeError, ValueError)):  # noqa: SIM117
+    with pytest.raises((TypeError, ValueError)):
         with breakable_graph(CUDAGraphSequence(pool=pool)):
             pytest.fail("the block was entered")
 

@@ -1,7 +1,5 @@
 """Where and in which order replays run, and what a sequence is between captures."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import copy
@@ -412,7 +410,7 @@ class HostFunction:
 @pytest.mark.parametrize("segment", ["first", "second"])
 def test_a_host_node_is_refused_with_the_advice_to_use_a_break(segment: str) -> None:
     call, x = HostFunction(), dev(1)
-    with pytest.raises(CaptureError, match=r"(?is)host.*(break|no_graph)"):  # noqa: SIM117
+    with pytest.raises(CaptureError, match=r"(?is)host.*(break|no_graph)"):
         with breakable_graph(CUDAGraphSequence()):
             y = x + 1
             if segment == "second":

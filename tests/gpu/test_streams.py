@@ -1,7 +1,5 @@
 """Forked work, given streams, and how the capture stream stands to the caller's."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -177,7 +175,7 @@ def test_an_unjoined_stream_is_refused_and_its_kernels_named(where: str, mode: s
     side, x, y = torch.cuda.Stream(), dev(1), dev(0)
     ran: list[int] = []
     look = no_graph(lambda: ran.append(1))
-    with pytest.raises(UnjoinedStreamError, match="spin_kernel"):  # noqa: SIM117
+    with pytest.raises(UnjoinedStreamError, match="spin_kernel"):
         with breakable_graph(CUDAGraphSequence(), capture_error_mode=mode):
             y.copy_(x * 2)
             if where == "at the end, after a break":
@@ -338,7 +336,7 @@ DEFAULTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", DEFAULTS.values(), ids=DEFAULTS.keys())
 def test_the_default_stream_is_refused_with_the_reason(make: Callable[[], Any]) -> None:
-    with pytest.raises((RuntimeError, ValueError), match=r"(?is)default|legacy"):  # noqa: SIM117
+    with pytest.raises((RuntimeError, ValueError), match=r"(?is)default|legacy"):
         with breakable_graph(CUDAGraphSequence(), stream=make()):
             pytest.fail("the block was entered")
 

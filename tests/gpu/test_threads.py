@@ -1,7 +1,5 @@
 """Several threads: captures at once, plain calls beside a capture, breaks on another thread."""
 
-# ruff: noqa: PT012 (what fails is a block with a body)
-
 from __future__ import annotations
 
 import contextlib

@@ -313,7 +313,7 @@ def test_a_break_inside_backward_is_refused_in_other_modes_naming_the_relaxed_on
     seq, x = CUDAGraphSequence(), dev(1).requires_grad_()
     warm_up(seq, lambda: body(dev(1).requires_grad_()))
     ran.clear()
-    with pytest.raises(RuntimeError, match="relaxed"):  # noqa: SIM117
+    with pytest.raises(RuntimeError, match="relaxed"):
         with breakable_graph(seq, capture_error_mode=mode):
             body(x)
     assert not ran

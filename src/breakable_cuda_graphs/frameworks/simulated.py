@@ -18,7 +18,7 @@ from ..simulator import tensors
 from ..streams import as_handle
 from . import base
 from .pytorch import modes
-from .pytorch.tensors import Tensors, tensors_in
+from .pytorch.tensors import Tensors, is_alias_storage, tensors_in
 from .raw import RawFramework, RawSession
 
 
@@ -109,7 +109,8 @@ def _storages() -> list[tuple[int, int, Any]]:
     for thing in tensors_in(None):
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided:
             storage = thing.untyped_storage()
-            if storage.nbytes() and thing.device.type == "cpu":
+            is_real = thing.device.type == "cpu" and not is_alias_storage(storage)
+            if storage.nbytes() and is_real:
                 start = storage.data_ptr()
                 found.append((start, start + storage.nbytes(), thing))
     return found
