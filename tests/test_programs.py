@@ -218,7 +218,7 @@ def check_replays(
 
 
 @settings(
-    max_examples=150,
+    max_examples=250,
     deadline=None,
     derandomize=True,
     database=None,

@@ -392,7 +392,7 @@ class GraphExec:
         return f"<GraphExec {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise errors.not_copyable("graph executable")
+        raise errors.not_copyable("GraphExec")
 
 
 #: Which differences a reason of the driver's is about.

@@ -549,7 +549,7 @@ class Graph:
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise errors.not_copyable("graph")
+        raise errors.not_copyable("Graph")
 
     @property
     def _context(self) -> int:

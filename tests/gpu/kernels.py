@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from breakable_cuda_graphs._driver import bindings, nvrtc
+from breakable_cuda_graphs._driver import bindings, contexts, nvrtc
 from breakable_cuda_graphs.nodes import KernelNode
 
 from .helpers import torch
@@ -55,9 +55,10 @@ class Mixed(ctypes.Structure):
 
 
 def kernel(name: str = "known_scale") -> Any:
-    """A kernel of the source above, loaded now (not in a capture)."""
-    torch.zeros(1, device="cuda")  # makes torch's context current
-    return nvrtc.function(bindings.current(), SOURCE, name)
+    """A kernel of the source above; asking for it in a capture adds nothing to that."""
+    driver = bindings.current()
+    contexts.ensure(driver, contexts.primary(driver, 0))
+    return nvrtc.function(driver, SOURCE, name)
 
 
 def launch(function: Any, grid: int, block: int, *args: Any, stream: Any = None,

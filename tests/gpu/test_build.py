@@ -14,7 +14,10 @@ from breakable_cuda_graphs.nodes import ChildNode, EventRecordNode, HostNode, Me
 from .helpers import N, dev, same, sync, torch
 from .kernels import add_scale, f32, i32, kernel, launch_scale
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*Grid size.*"),  # Numba on small launches
+]
 
 
 def run(graph: Graph) -> None:
@@ -79,6 +82,7 @@ def test_memory_of_a_graph() -> None:
 
 def test_event_waits_and_records_order_streams() -> None:
     x, y, event = dev(1), dev(0), torch.cuda.Event()
+    event.record()  # torch makes the event itself only now
     graph = Graph()
     wait = graph.event_wait(event)
     add_scale(graph, y, x, 2.0, after=wait)

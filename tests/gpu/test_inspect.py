@@ -14,7 +14,10 @@ from breakable_cuda_graphs.nodes import KernelNode, MemcpyNode, MemsetNode
 from .helpers import N, bump, dev, same, sync, torch, warm_up
 from .kernels import BLOCK, Mixed, f32, found, kernel, launch, launch_scale
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*Grid size.*"),  # Numba on small launches
+]
 
 
 def capture(body: Any, warm: bool = True) -> CUDAGraphSequence:

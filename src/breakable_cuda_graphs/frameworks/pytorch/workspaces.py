@@ -45,7 +45,8 @@ def make(device: int, stream: Any) -> None:
     handle, grad = int(stream.cuda_stream), torch.is_grad_enabled()
     is_new = handle not in _pools
     pool = _pools.setdefault(handle, torch.cuda.graph_pool_handle())
-    with torch.cuda.stream(stream), torch.inference_mode(False):
+    # No function mode is to see this: an outer block's would take it for work that it misses.
+    with torch._C.DisableTorchFunction(), torch.cuda.stream(stream), torch.inference_mode(False):
         torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
         try:
             _products(device, grad)
