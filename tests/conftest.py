@@ -15,18 +15,23 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def quick_collector() -> Iterator[None]:
-    """What torch made at import is out of the collector's way, so that it can run after each test."""
+def warm_recorder() -> Iterator[None]:
+    """The first recorded operator of a process imports much of torch."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from breakable_cuda_graphs.simulator import simulated_device
     from helping import capture
 
     with simulated_device():
-        capture(lambda: torch.ones(2) + 1)  # the first recorded operator imports much of torch
+        capture(lambda: torch.ones(2) + 1)
     gc.collect()
-    gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def quick_collector(warm_recorder: None) -> None:
+    """What is older than the test is out of the collector's way, so that it can run after each."""
+    gc.freeze()
 
 
 @pytest.fixture

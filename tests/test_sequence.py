@@ -317,6 +317,52 @@ def test_a_replay_on_another_stream_waits_for_the_last_one(device):
         settle()
 
 
+def a_failing_sequence() -> tuple[Any, list[int]]:
+    """A segment, and a break that raises once its list has something in it."""
+    fail: list[int] = []
+    x = torch.ones(2)
+
+    @no_graph
+    def maybe(t: Any) -> None:
+        if fail:
+            raise Boom
+
+    seq, _ = capture(lambda: maybe(x * 2), keep_inputs=True)
+    fail.append(1)
+    return seq, fail
+
+
+def test_a_replay_waits_for_one_that_failed_on_another_stream(device):
+    with a_stream() as one, watched_driver(device) as driver:
+        seq, fail = a_failing_sequence()
+        fail.clear()
+        seq.replay()
+        fail.append(1)
+        with pytest.raises(Boom):
+            seq.replay(one)
+        fail.clear()
+        driver.calls.clear()
+        seq.replay()
+        assert "cuStreamWaitEvent" in driver.calls
+        seq.reset()
+        del seq
+        settle()
+
+
+def test_the_error_of_a_break_is_seen_though_the_device_fails_too(device):
+    with watched_driver(device) as driver:
+        seq, _ = a_failing_sequence()
+        driver.answer = lambda place, name, go: (
+            (bindings.types.CUresult(700),) if name == "cuEventRecord" else go()
+        )
+        with pytest.raises(Boom):
+            seq.replay()
+        driver.answer = None
+        seq.reset()
+        del seq
+        settle()
+
+
 def test_a_stream_of_another_context_is_refused(device):
     driver = bindings.current()
     x = torch.ones(2)
