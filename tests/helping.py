@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,8 +171,9 @@ def together(works: list[Callable[[], Any]], timeout: float = 20) -> list[Any]:
     threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(works)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + timeout
     for thread in threads:
-        thread.join(timeout)
+        thread.join(max(0.0, deadline - time.monotonic()))
     if errors:
         raise errors.pop(0)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"

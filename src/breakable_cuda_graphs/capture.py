@@ -25,7 +25,7 @@ from .frameworks.base import Arrays, Captured, Framework, Session
 from .liveness import Memory, Rules
 from .segments import EagerSegment, GraphSegment
 from .sequence import CUDAGraphSequence
-from .streams import DEFAULT_STREAMS, as_handle
+from .streams import DEFAULT_STREAMS, as_handle, refuse_default
 
 __all__ = ["breakable_graph"]
 
@@ -187,8 +187,8 @@ class Block:
         self._stacks.start()
 
     def _choose_framework(self, stream: Any) -> Framework:
-        if stream is not None and as_handle(stream) in DEFAULT_STREAMS:
-            raise errors.capture_on_default_stream(DEFAULT_STREAMS[as_handle(stream)])
+        if stream is not None:
+            refuse_default(stream)
         return self.sequence._ensure_framework(stream)
 
     # ---- open and close
@@ -476,7 +476,7 @@ class Block:
     def _histories(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterable[tuple[str, Any, Arrays, Any]]:
-        for path, leaf in _named_leaves(args, kwargs):
+        for path, leaf in structures.leaves_of_call(args, kwargs):
             arrays = self.find_arrays(leaf)
             if arrays is not None:
                 yield path, leaf, arrays, arrays.history(leaf)
@@ -498,11 +498,8 @@ class Block:
             role = f"argument {path} of the break {name}, captured {self._line}"
             return self.sequence._memory.argument(leaf, arrays, self.session, self._rules, role)
 
-        made = tuple(
-            structures.rebuilt(value, replace, str(index)) for index, value in enumerate(args)
-        )
-        named = {key: structures.rebuilt(value, replace, key) for key, value in kwargs.items()}
-        return (made, named), frozenset(addresses)
+        made = structures.rebuilt_call(args, kwargs, replace)
+        return made, frozenset(addresses)
 
     def _hold(self, storage: Any, nbytes: int) -> None:
         """Keep an argument's memory from being used again by later segments of this block.
@@ -574,13 +571,6 @@ class Block:
 def _find_arrays(arrays: Arrays, value: Any) -> Arrays | None:
     """Who knows a value as a device array, if anybody does."""
     return arrays if arrays.owns(value) else None
-
-
-def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    for index, value in enumerate(args):
-        yield from structures.leaves(value, str(index))
-    for key, value in kwargs.items():
-        yield from structures.leaves(value, key)
 
 
 def _speaks_of_capture(error: BaseException) -> bool:

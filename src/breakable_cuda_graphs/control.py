@@ -180,8 +180,7 @@ def _in_body(block: Any, where: str) -> Iterator[None]:
     if block is None:
         yield
         return
-    before = getattr(block, "in_body", "")
-    block.in_body = where
+    before, block.in_body = block.in_body, where
     try:
         yield
     finally:
@@ -213,11 +212,8 @@ def _plant(
             leaves = _leaves(driver, body)
             editing.add(driver, body, leaves, conditionals.setter(driver, parts, scalar, context))
     if scene.page is not None:
-        together = {}
-        if len(made.nodes) > 1:
-            together[int(made.nodes[0])] = tuple(int(body) for body in made.bodies)
         nodes, works = [node for node, _ in known], [work for _, work in known]
-        scene.page.journal.note_conditionals(scene.page.segment, nodes, works, together)
+        scene.page.journal.note_conditionals(scene.page.segment, nodes, works, made.together)
 
 
 def _leaves(driver: bindings.Driver, graph: Any) -> list[Any]:

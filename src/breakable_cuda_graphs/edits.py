@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from . import errors, functions
-from ._driver import works
+from ._driver import reading, works
 from ._driver.bindings import Driver, types
 from .arguments import Memory, as_memory, pack, packed
 
@@ -122,8 +122,6 @@ def kernel(
     shared_bytes: Any = 0,
 ) -> tuple[works.Kernel, Owned]:  # fmt: skip
     """The launch of a kernel by its handle, checked; and what its arguments belong to."""
-    from ._driver import reading
-
     by_kernel = isinstance(function.handle, types.CUkernel)
     params = types.CUDA_KERNEL_NODE_PARAMS()
     setattr(params, "kern" if by_kernel else "func", function.handle)

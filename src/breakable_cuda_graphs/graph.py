@@ -242,17 +242,18 @@ class Graph:
         if not width * height * depth:
             raise errors.nothing_to_copy("nbytes")
         ends: dict[str, works.End] = {}
-        owners: dict[object, object] = {}
+        memories: dict[str, arguments.Memory] = {}
         for side, value, pitch, rows in (
             ("src", src, src_pitch, src_rows), ("dst", dst, dst_pitch, dst_rows),
         ):  # fmt: skip
             memory = arguments.as_memory(value, side)
             ends[side] = self._end(memory, pitch or width, rows or height, side)
-            owners[side] = memory.owner
+            memories[side] = memory
         work = works.Copy(ends["src"], ends["dst"], width, height, depth, self._context)
-        for side, value in (("src", src), ("dst", dst)):
-            memory = arguments.as_memory(value, side)
+        owners: dict[object, object] = {}
+        for side, memory in memories.items():
             edits.require_room(memory, work.span(ends[side]), side)
+            owners[side] = memory.owner
         node = self._template.add(work, _nodes(after), owners)
         assert isinstance(node, MemcpyNode)
         return node
@@ -561,8 +562,7 @@ def note_conditional(template: Template, made: conditionals.Made) -> None:
     root = template.root
     for node, work in zip(made.nodes, made.works, strict=True):
         root.known[int(node)] = work
-    if len(made.nodes) > 1:
-        root.together[int(made.nodes[0])] = tuple(int(body) for body in made.bodies)
+    root.together.update(made.together)
 
 
 def _nodes(after: After) -> list[Node]:

@@ -155,6 +155,12 @@ class Rules:
         self.keep_inputs, self.check_liveness = keep_inputs, check_liveness
 
 
+def nbytes_of(storage: Any) -> int:
+    """The size of what `Memory` keeps or watches: a storage, an array of others, or None once dead."""
+    nbytes = getattr(storage, "nbytes", 0)
+    return int(nbytes() if callable(nbytes) else nbytes)
+
+
 def describe(arrays: Arrays, value: Any) -> str:
     """An array in a few words, for messages."""
     return _in_words(arrays.kind(value))

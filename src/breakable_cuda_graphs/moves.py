@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import errors
-from ._driver.bindings import Driver, types
+from ._driver.bindings import Driver
 from .arguments import Memory, array_memory
 
 __all__ = ["Move", "moves_of"]
@@ -102,14 +102,15 @@ def _require_on_device(driver: Driver, memory: Memory) -> None:
     """In device memory, within one allocation."""
     if not memory.nbytes:
         return
-    code, start, size = driver.module.cuMemGetAddressRange(types.CUdeviceptr(memory.address))
-    if int(code):
+    allocation = driver.allocation(memory.address)
+    if allocation is None:
         if driver.simulated:  # CPU tensors stand for device memory there
             return
         raise errors.cannot_rebind(
             f"{memory.address:#x} is not in device memory: it is on the host, or was freed"
         )
-    if memory.address + memory.nbytes > int(start) + int(size):
+    start, size = allocation
+    if memory.address + memory.nbytes > start + size:
         raise errors.cannot_rebind(
             f"{memory.nbytes} bytes from {memory.address:#x} on reach beyond their allocation"
         )

@@ -18,7 +18,7 @@ from .frameworks.base import Found
 from .frameworks.enclosed import Enclosed
 from .journals import Journal, Page, open_recordings
 from .nodes import Node
-from .streams import DEFAULT_STREAMS, as_handle
+from .streams import as_handle, refuse_default
 from .templates import Notes, Template
 
 __all__ = ["Part", "Recording"]
@@ -65,8 +65,8 @@ class Recording:
 
     def __enter__(self) -> Recording:
         driver, stream = self.driver, self._given
-        if stream is not None and as_handle(stream) in DEFAULT_STREAMS:
-            raise errors.capture_on_default_stream(DEFAULT_STREAMS[as_handle(stream)])
+        if stream is not None:
+            refuse_default(stream)
         framework = frameworks.choose(driver, stream)
         contexts.ensure(driver, framework.context)
         if stream is not None:

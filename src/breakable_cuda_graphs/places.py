@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import structures
 from ._driver import bindings
 from .arguments import array_memory
+from .liveness import nbytes_of
 
 if TYPE_CHECKING:
     from .sequence import CUDAGraphSequence
@@ -39,7 +40,7 @@ class Places:
                 return named
             if _in_pool(sequence, address):
                 return "pool block"
-        return "other" if _known_to_driver(address) else None
+        return None if bindings.current().allocation(address) is None else "other"
 
     def _break_argument(self, sequence: CUDAGraphSequence, address: int) -> str | None:
         for segment in sequence.segments:
@@ -54,10 +55,10 @@ class Places:
     def _input(self, sequence: CUDAGraphSequence, address: int) -> str | None:
         memory = sequence._memory
         for start, (reference, described, _) in list(memory._watched.items()):
-            if start <= address < start + _size(reference()):
+            if start <= address < start + nbytes_of(reference()):
                 return _with_offset(f"input, {described}", address - start)
         for start, storage in list(memory._kept.items()):
-            if start <= address < start + _size(storage):
+            if start <= address < start + nbytes_of(storage):
                 return _with_offset("memory that the sequence owns", address - start)
         return None
 
@@ -65,19 +66,7 @@ class Places:
 def _arguments(segment: Any) -> list[tuple[str, Any]]:
     if not hasattr(segment, "fn"):
         return []
-    found = []
-    for index, value in enumerate(segment.args):
-        found += list(structures.leaves(value, str(index)))
-    for key, value in segment.kwargs.items():
-        found += list(structures.leaves(value, key))
-    return found
-
-
-def _size(storage: Any) -> int:
-    nbytes = getattr(storage, "nbytes", None)
-    if nbytes is None:
-        return 0
-    return int(nbytes() if callable(nbytes) else nbytes)
+    return list(structures.leaves_of_call(segment.args, segment.kwargs))
 
 
 def _in_pool(sequence: CUDAGraphSequence, address: int) -> bool:
@@ -87,12 +76,6 @@ def _in_pool(sequence: CUDAGraphSequence, address: int) -> bool:
     if not pool.contains(address):
         pool.look()
     return bool(pool.contains(address))
-
-
-def _known_to_driver(address: int) -> bool:
-    driver = bindings.current()
-    code, *_ = driver.module.cuMemGetAddressRange(bindings.types.CUdeviceptr(address))
-    return int(code) == 0
 
 
 def _with_offset(text: str, offset: int) -> str:

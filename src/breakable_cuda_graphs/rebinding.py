@@ -15,14 +15,14 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, structures
 from ._driver import bindings, contexts, process, release, works
 from .arguments import array_memory
 from .executables import GraphExec, _Retired
-from .liveness import describe
+from .liveness import describe, nbytes_of
 from .moves import Move, moves_of
 from .plan import Plan
 from .segments import EagerSegment, GraphSegment
@@ -148,13 +148,10 @@ class _Rebinding:
 
     def prepare(self) -> None:
         """Find all changes; raises for what cannot be moved, and changes nothing."""
-        segments = [s for s in self._sequence._segments if isinstance(s, GraphSegment)]
-        works_of = [
-            _works(segment._template, segment) for segment in segments if not segment.is_empty
-        ]
+        captured = _with_work(self._sequence._segments)
+        works_of = [_works(segment._template) for segment in captured]
         if self._proof is not None:
             self._learn(works_of)
-        captured = [segment for segment in segments if not segment.is_empty]
         for number, (segment, found) in enumerate(zip(captured, works_of, strict=True)):
             for place, (handle, work) in enumerate(found):
                 other = None if self._proof is None else self._proof[number][place]
@@ -311,10 +308,7 @@ class _Rebinding:
                 )
 
     def _is_memory(self, value: int) -> bool:
-        if not 0 < value < 1 << 63:
-            return False
-        code, *_ = self._driver.module.cuMemGetAddressRange(bindings.types.CUdeviceptr(value))
-        return int(code) == 0
+        return 0 < value < 1 << 63 and self._driver.allocation(value) is not None
 
     # ---- copies and fills
 
@@ -363,12 +357,7 @@ class _Rebinding:
             changed += new is not leaf
             return new
 
-        args = tuple(
-            structures.rebuilt(value, replace, str(i)) for i, value in enumerate(segment.args)
-        )
-        kwargs = {
-            key: structures.rebuilt(value, replace, key) for key, value in segment.kwargs.items()
-        }
+        args, kwargs = structures.rebuilt_call(segment.args, segment.kwargs, replace)
         places = _moved_places(segment, self._leaf)
         if changed or places is not None:
             self._arguments += changed
@@ -438,8 +427,8 @@ class _Rebinding:
         memory, arrays = self._sequence._memory, self._arrays()
         retired: list[Any] = []
         for move in self._moves:
-            owned = [a for a, s in memory._kept.items() if move.covers(a, _size(s))]
-            watched = [a for a, w in memory._watched.items() if move.covers(a, _size(w[0]()))]
+            owned = [a for a, s in memory._kept.items() if move.covers(a, nbytes_of(s))]
+            watched = [a for a, w in memory._watched.items() if move.covers(a, nbytes_of(w[0]()))]
             for address in owned:
                 retired.append(memory._kept.pop(address))
             for address in watched:
@@ -473,9 +462,14 @@ class _Rebinding:
 # ---------------------------------------------------------------- helpers
 
 
-def _works(template: Template, segment: GraphSegment) -> list[tuple[Any, works.Work]]:
+def _with_work(segments: Iterable[GraphSegment | EagerSegment]) -> list[GraphSegment]:
+    """The graph segments in which something was captured."""
+    return [part for part in segments if isinstance(part, GraphSegment) and not part.is_empty]
+
+
+def _works(template: Template) -> list[tuple[Any, works.Work]]:
     """What every node of a segment does now, those in graphs inside it too."""
-    reader, shadow = template.reader(), segment._template.shown
+    reader, shadow = template.reader(), template.shown
     return [(handle, template.current(handle, reader, shadow)) for _, handle in template.walk()]
 
 
@@ -489,11 +483,7 @@ def _proof(verify: Callable[..., Any], moves: list[Move]) -> list[list[works.Wor
     segments = getattr(other, "segments", None)
     if segments is None:
         raise errors.bad_type("what verify returns", other, "the sequence that it captured")
-    return [
-        [work for _, work in _works(segment._template, segment)]
-        for segment in segments
-        if isinstance(segment, GraphSegment) and not segment.is_empty
-    ]
+    return [[work for _, work in _works(segment._template)] for segment in _with_work(segments)]
 
 
 def _shape(work: works.Work) -> tuple[Any, ...]:
@@ -566,10 +556,3 @@ def _moved_places(segment: EagerSegment, leaf: Callable[[Any, str], Any]) -> Any
     if not changed:
         return None
     return {path: made[id(place)] for path, place in result._places.items()}
-
-
-def _size(storage: Any) -> int:
-    if storage is None:
-        return 0
-    nbytes = getattr(storage, "nbytes", 0)
-    return int(nbytes() if callable(nbytes) else nbytes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import errors
 
-__all__ = ["DEFAULT_STREAMS", "as_handle"]
+__all__ = ["DEFAULT_STREAMS", "as_handle", "refuse_default"]
 
 #: Handles that mean a default stream: null, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD.
 DEFAULT_STREAMS = {0: "legacy default", 1: "legacy default", 2: "per-thread default"}
@@ -46,6 +46,13 @@ def as_handle(stream: Any) -> int:
         return int(handle)
     except (TypeError, ValueError):
         raise errors.not_a_stream(stream) from None
+
+
+def refuse_default(stream: Any) -> None:
+    """Raise `CaptureError` for a stream-like object on which no capture can begin."""
+    name = DEFAULT_STREAMS.get(as_handle(stream))
+    if name is not None:
+        raise errors.capture_on_default_stream(name)
 
 
 def _from_protocol(stream: Any) -> Any:

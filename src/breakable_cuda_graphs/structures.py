@@ -78,6 +78,22 @@ def _like(value: Any, made: list[Any], parts: list[tuple[str, Any]]) -> Any:
     return new
 
 
+def leaves_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The leaves of a call's arguments; a path begins with the argument's number or its name."""
+    for index, value in enumerate(args):
+        yield from leaves(value, str(index))
+    for key, value in kwargs.items():
+        yield from leaves(value, key)
+
+
+def rebuilt_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], replace: Replace
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with each leaf replaced; paths as in `leaves_of_call`."""
+    made = tuple(rebuilt(value, replace, str(index)) for index, value in enumerate(args))
+    return made, {key: rebuilt(value, replace, key) for key, value in kwargs.items()}
+
+
 def shape(value: Any) -> Any:
     """The structure of a value without its leaves; two of one structure compare equal."""
     parts = children(value)

@@ -11,13 +11,6 @@ from helping import in_thread, wait
 
 
 @pytest.fixture
-def driver(bare_device):
-    made = bindings.current()
-    made.cuCtxSetCurrent(made.cuDevicePrimaryCtxRetain(0))
-    return made
-
-
-@pytest.fixture
 def stream(driver):
     made = driver.cuStreamCreate(1)
     yield made

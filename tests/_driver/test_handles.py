@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from breakable_cuda_graphs import CUDAError, ProcessError
-from breakable_cuda_graphs._driver import bindings, process, release
+from breakable_cuda_graphs._driver import process, release
 from breakable_cuda_graphs._driver.handles import (
     EventHandle,
     ExecHandle,
@@ -13,14 +13,6 @@ from breakable_cuda_graphs._driver.handles import (
     GraphView,
     StreamHandle,
 )
-
-
-@pytest.fixture
-def driver(bare_device):
-    made = bindings.current()
-    made.cuCtxSetCurrent(made.cuDevicePrimaryCtxRetain(0))
-    return made
-
 
 KINDS = [StreamHandle, EventHandle, GraphHandle]
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from breakable_cuda_graphs._driver import bindings, reading
+from breakable_cuda_graphs._driver import reading
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs._driver.reading import KernelReader, Survey
 from breakable_cuda_graphs.simulator import SimulatedKernel
@@ -19,13 +19,6 @@ class Three(ctypes.Structure):
 
 PARAMETERS = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_double, Three, ctypes.c_uint8)
 VALUES = (0x7000_0000_1234, -5, 2.5, Three(11, 12, 13), 200)
-
-
-@pytest.fixture
-def driver(bare_device):
-    made = bindings.current()
-    made.cuCtxSetCurrent(made.cuDevicePrimaryCtxRetain(0))
-    return made
 
 
 @pytest.fixture

@@ -13,11 +13,9 @@ from breakable_cuda_graphs._driver.handles import StreamHandle
 
 
 @pytest.fixture
-def driver(bare_device):
-    made = bindings.current()
-    made.cuCtxSetCurrent(made.cuDevicePrimaryCtxRetain(0))
+def driver(driver):
     release.drain()
-    yield made
+    yield driver
     assert release.open_captures() == 0
     assert release.pending() == 0
 

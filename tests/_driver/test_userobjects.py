@@ -15,11 +15,9 @@ class Thing:
 
 
 @pytest.fixture
-def driver(bare_device):
-    made = bindings.current()
-    made.cuCtxSetCurrent(made.cuDevicePrimaryCtxRetain(0))
+def driver(driver):
     userobjects.sweep()
-    return made
+    return driver
 
 
 def test_a_thing_lives_until_graph_clone_and_executable_are_gone(driver, bare_device):

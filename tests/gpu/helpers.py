@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+import helping
 from breakable_cuda_graphs import (
     CUDAGraphSequence,
     breakable_graph,
@@ -169,26 +169,8 @@ def in_thread(work: Callable[[], Any], timeout: float = 30) -> Any:
 
 
 def together(works: Sequence[Callable[[], Any]], timeout: float = 30) -> list[Any]:
-    """Run callables in threads at the same time; returns their results in order."""
-    results: list[Any] = [None] * len(works)
-    errors: list[BaseException] = []
-
-    def run(index: int, work: Callable[[], Any]) -> None:
-        try:
-            results[index] = work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(works)]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + timeout
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    return results
+    """`helping.together` with the patience that a device needs."""
+    return helping.together(list(works), timeout)
 
 
 @contextlib.contextmanager

@@ -153,6 +153,11 @@ class Driver:
             nodes, count = self.cuGraphGetNodes(graph, count)
         return list(nodes)[:count]
 
+    def allocation(self, address: int) -> tuple[int, int] | None:
+        """(start, bytes) of the device allocation that an address lies in; None outside of all."""
+        code, start, nbytes = self.module.cuMemGetAddressRange(types.CUdeviceptr(address))
+        return None if int(code) else (int(start), int(nbytes))
+
     def node_dependencies(self, node: Any) -> list[Any]:
         """The nodes that this one waits for."""
         return self._nodes_of(self._get_dependencies, node)

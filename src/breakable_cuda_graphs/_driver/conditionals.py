@@ -192,6 +192,13 @@ class Made:
     works: tuple[Conditional, ...]
     bodies: tuple[Any, ...]
 
+    @property
+    def together(self) -> dict[int, tuple[int, ...]]:
+        """All bodies, by the first node, where it took two nodes; else nothing."""
+        if len(self.nodes) == 1:
+            return {}
+        return {int(self.nodes[0]): tuple(int(body) for body in self.bodies)}
+
 
 def new_handles(driver: bindings.Driver, graph: Any, context: int, choice: int, size: int) -> Parts:
     """The handles for a conditional with `size` bodies in a graph (its root, if it is a body)."""
