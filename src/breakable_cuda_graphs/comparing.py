@@ -59,7 +59,7 @@ def _node_changes(one: Node, other: Node) -> Iterator[Change]:
     for field in dict.fromkeys([*old, *new]):
         if old.get(field) != new.get(field):
             yield Change(one, other, field, old.get(field), new.get(field))
-    for mine, theirs in zip(_inside(one), _inside(other), strict=False):
+    for mine, theirs in zip(one._graphs(), other._graphs(), strict=False):
         yield from differences(mine._template.snapshot(), theirs._template.snapshot())
 
 
@@ -87,14 +87,6 @@ def _fields(node: Node) -> Iterator[tuple[str, Any]]:
         yield "nodes", len(node.graph)
     else:
         yield from vars(node._work).items()
-
-
-def _inside(node: Node) -> tuple[Graph, ...]:
-    if isinstance(node, ChildNode):
-        return (node.graph,)
-    if isinstance(node, ConditionalNode) and node._work.bodies:
-        return node.bodies
-    return ()
 
 
 def _edge_changes(
@@ -141,7 +133,7 @@ def _lines(snapshot: Snapshot, addresses: bool) -> Iterator[str]:
             is_address = name in _ADDRESSES or name.startswith("args[")
             if addresses or not is_address:
                 yield f"{name} {value}"
-        for inner in _inside(node):
+        for inner in node._graphs():
             yield "("
             yield from _lines(inner._template.snapshot(), addresses)
             yield ")"

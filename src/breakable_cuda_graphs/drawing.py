@@ -122,16 +122,15 @@ def shortened(name: str) -> str:
 
 
 def _inside(node: Node) -> list[tuple[str, Graph]]:
+    names: tuple[str, ...] = ()
     if isinstance(node, ChildNode):
-        return [("graph", node.graph)]
-    if isinstance(node, ConditionalNode) and node._work.bodies:
-        names = ("body", "orelse") if node.type == "if" else ()
-        bodies = node.bodies
-        return [
-            (names[place] if place < len(names) else f"body {place}", body)
-            for place, body in enumerate(bodies)
-        ]
-    return []
+        names = ("graph",)
+    elif isinstance(node, ConditionalNode) and node.type == "if":
+        names = ("body", "orelse")
+    return [
+        (names[place] if place < len(names) else f"body {place}", inner)
+        for place, inner in enumerate(node._graphs())
+    ]
 
 
 def sequence_page(sequence: Any) -> str:

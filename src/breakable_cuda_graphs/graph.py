@@ -109,11 +109,8 @@ class Graph:
     def _everywhere(self) -> Iterable[Node]:
         for node in self.nodes:
             yield node
-            if isinstance(node, ChildNode):
-                yield from node.graph._everywhere()
-            elif isinstance(node, ConditionalNode) and node._work.bodies:
-                for body in node.bodies:
-                    yield from body._everywhere()
+            for inner in node._graphs():
+                yield from inner._everywhere()
 
     def count(self, kind: type[Node] = Node) -> int:
         """How many nodes there are, or how many of a kind."""

@@ -21,6 +21,7 @@ from .templates import Notes
 if TYPE_CHECKING:
     from .capture import Block
     from .parts import Recording
+    from .templates import Template
 
 
 class _Scope(NamedTuple):
@@ -90,13 +91,13 @@ class Journal:
 
     # ---- at the end of a segment
 
-    def known(self, segment: int) -> dict[int, Conditional]:
-        return self._known.get(segment, {})
+    def hand_over(self, template: Template, segment: int, nodes: Sequence[Any]) -> None:
+        """Write all that was noted of a segment into its template; `nodes` in the order of adding."""
+        template.notes.update(self._notes(segment, nodes))
+        template.known.update(self._known.get(segment, {}))
+        template.together.update(self._together.get(segment, {}))
 
-    def together(self, segment: int) -> dict[int, tuple[int, ...]]:
-        return self._together.get(segment, {})
-
-    def notes(self, segment: int, nodes: Sequence[Any]) -> dict[int, Notes]:
+    def _notes(self, segment: int, nodes: Sequence[Any]) -> dict[int, Notes]:
         """The notes of a segment's nodes, given in the order in which they were added."""
         ranges = [*self._ranges.get(segment, ())]
         for scope in self._open:

@@ -227,6 +227,10 @@ class Node:
     def _describe(self) -> str:
         return ""
 
+    def _graphs(self) -> tuple[Graph, ...]:
+        """The graphs inside, as far as they are known."""
+        return ()
+
 
 class KernelNode(Node):
     """A kernel launch."""
@@ -402,8 +406,8 @@ class ChildNode(Node):
         """The graph inside, to be looked at; its nodes can be edited in an executable."""
         return self._template.inner(self)[0].graph
 
-    def _describe(self) -> str:
-        return ""
+    def _graphs(self) -> tuple[Graph, ...]:
+        return (self.graph,)
 
 
 class EmptyNode(Node):
@@ -536,6 +540,9 @@ class ConditionalNode(Node):
     def orelse(self) -> Graph:
         """The second body of an IF: what runs when the flag is zero."""
         return self.bodies[1]
+
+    def _graphs(self) -> tuple[Graph, ...]:
+        return self.bodies if self._work.bodies else ()
 
     def _describe(self) -> str:
         return f" {self.type}"

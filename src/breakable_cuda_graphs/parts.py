@@ -124,9 +124,7 @@ class Recording:
         self._template = Template(
             driver, captured.graph, context=contexts.current(driver), is_open=False
         )
-        self._template.known.update(self.journal.known(0))
-        self._template.together.update(self.journal.together(0))
-        self._template.notes.update(self.journal.notes(0, nodes))
+        self.journal.hand_over(self._template, 0, nodes)
 
 
 def _problem(survey: reading.Survey | None) -> Exception | None:

@@ -57,6 +57,11 @@ class GraphSegment:
             self._note(journal)
 
     @property
+    def _sequence(self) -> CUDAGraphSequence | None:
+        """The sequence that runs this segment; None before it belongs to one, and once that is gone."""
+        return None if self._home is None else self._home()
+
+    @property
     def _template(self) -> Template:
         if self._seen is None:
             self._seen = self._new_template()
@@ -69,7 +74,7 @@ class GraphSegment:
             segment = me()
             return segment is not None and not segment._closed
 
-        home = None if self._home is None else self._home()
+        home = self._sequence
         context = (home._context if home is not None else 0) or contexts.current(graph.driver)
         template = Template(graph.driver, graph, context=context, is_open=False, is_alive=is_alive)
         template.shown = Shadow()
@@ -80,10 +85,9 @@ class GraphSegment:
 
     def _note(self, journal: Journal) -> None:
         """What was noted while this was captured."""
-        template, graph, index = self._template, self._handle, self.index
-        template.notes.update(journal.notes(index, graph.driver.graph_nodes(graph.value)))
-        template.known.update(journal.known(index))
-        template.together.update(journal.together(index))
+        graph = self._handle
+        nodes = graph.driver.graph_nodes(graph.value)
+        journal.hand_over(self._template, self.index, nodes)
 
     @classmethod
     def _of_graph(cls, index: int, graph: Graph) -> GraphSegment:
@@ -222,10 +226,13 @@ class SegmentTarget:
         segment._handle.driver.cuGraphLaunch(self.executable(), stream)
         mark.record(handle, stream)
 
+    def _sequence(self) -> CUDAGraphSequence | None:
+        segment = self._segment()
+        return None if segment is None else segment._sequence
+
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        segment = self._segment()
-        home = segment._home() if segment is not None and segment._home is not None else None
+        home = self._sequence()
         if home is None or home._runner_thread == threading.get_ident():
             yield  # a break edits the sequence that it is in: it has the turn already
             return
@@ -234,8 +241,7 @@ class SegmentTarget:
 
     @property
     def mark(self) -> CompletionMark | None:
-        segment = self._segment()
-        home = segment._home() if segment is not None and segment._home is not None else None
+        home = self._sequence()
         return None if home is None else home._mark
 
     @property
