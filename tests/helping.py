@@ -149,6 +149,26 @@ def forked(side: Any, *, join: bool = True) -> Iterator[None]:
         wait(main, side)
 
 
+@contextlib.contextmanager
+def as_nccl_captures(stream: Any, own: Any, event: Any) -> Iterator[None]:
+    """Work inside is captured on `stream` in between what NCCL adds to every capture.
+
+    NCCL brings a stream of its own into the capture, with nothing to wait for; there it waits for
+    the event of its last launch anywhere, and at the end records that event by a node that is added
+    to the graph by hand and that nothing waits for (src/misc/strongstream.cc).
+    """
+    driver = bindings.current()
+    wait(own, stream)
+    driver.update_capture_dependencies(own, [])
+    driver.cuStreamWaitEvent(own, event, 1)
+    wait(stream, own)
+    yield
+    info = driver.capture_info(stream)
+    count = len(info.dependencies)
+    record = driver.cuGraphAddEventRecordNode(info.graph, info.dependencies, count, event)
+    driver.update_capture_dependencies(own, [record])
+
+
 # ---------------------------------------------------------------- threads
 
 

@@ -24,6 +24,7 @@ from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import (  # noqa: E402
     MODES,
     a_stream,
+    as_nccl_captures,
     assert_nothing_open,
     capture,
     forked,
@@ -291,6 +292,29 @@ def test_a_fork_without_work_needs_no_join(device):
         seq.replay()
         assert y.tolist() == [2, 2]
         seq.reset()
+
+
+def test_a_node_that_a_library_added_by_hand_needs_no_join(device):
+    """NCCL leaves one behind in every capture; the driver lets it, and so do we."""
+    x = torch.ones(2)
+    driver = bindings.current()
+    event = driver.cuEventCreate(2)
+    with a_stream() as own:
+
+        def body() -> Any:
+            y = x * 2
+            with as_nccl_captures(bindings.types.CUstream(tensors.current_stream()), own, event):
+                y = y + 1
+            bump(y)
+            return y * 2
+
+        seq, y = capture(body)
+        for value in (2.0, 5.0):
+            x.fill_(value)
+            seq.replay()
+            assert y.tolist() == [2 * (2 * value + 2)] * 2
+        seq.reset()
+    driver.cuEventDestroy(event)
 
 
 # ---------------------------------------------------------------- host callbacks

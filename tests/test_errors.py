@@ -146,7 +146,29 @@ def test_each_error_says_what_where_and_what_to_do(name):
 def test_texts_differ_by_mode_and_by_whose_capture_it_is():
     assert "thread_local" not in str(errors.capture_lost(0, "x", "relaxed", CAUSE))
     assert "somebody else" in str(errors.nested_block(False))
-    assert len(errors.advice("global")) == len(errors.advice("relaxed")) + 1
+    assert len(errors.advice("global", CAUSE)) == len(errors.advice("relaxed", CAUSE)) + 1
+
+
+def test_waiting_for_work_of_another_place_has_advice_of_its_own():
+    for text in (
+        "CUDA error: dependency created on uncaptured work in another stream",
+        "CUDA error: operation not permitted on an event last recorded in a capturing stream",
+    ):
+        (note,) = errors.advice("global", RuntimeError(text))
+        assert "async_op=True" in note
+        assert "in a break" in note
+
+
+def test_an_error_of_nccl_has_the_advice_to_make_the_communicator_first():
+    notes = errors.advice("relaxed", RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94"))
+    assert any("first collective" in note for note in notes)
+    assert len(errors.advice("relaxed", CAUSE)) == len(notes) - 1
+
+
+def test_an_asynchronous_collective_is_told_by_its_kernel():
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    assert "wait()" in str(errors.unjoined(0, "the break f", (name,), ()))
+    assert "wait()" not in str(errors.unjoined(0, "the break f", ("mul",), ()))
 
 
 def test_long_lists_of_kernels_are_cut_and_say_so():

@@ -332,12 +332,14 @@ class Block:
         survey = None
         if info.graph is not None:
             survey = reading.Survey(self._reader, info.graph, info.dependencies)
-        problem = self._problem(index, where, info, survey)
+        unjoined = self._unjoined(index, where, info, survey)
         captured = self.session.end(survey)
         self._is_open = False
-        if captured.graph is None and problem is None:
-            problem = self._reason(index, where, captured.code)
-        problem = problem or captured.problem
+        problem = captured.problem
+        if survey is not None and reading.HOST in survey.kinds and self._host_nodes == "refuse":
+            problem = errors.host_nodes(index)
+        if captured.graph is None:
+            problem = self._reason(index, where, captured.code, unjoined)
         if problem is not None:
             self._refuse(captured, problem)
         assert captured.graph is not None
@@ -349,27 +351,27 @@ class Block:
             role = f"read or written in segment {index}, captured {self._line}"
             self.sequence._memory.note_segment(survey, self.session, self._rules, role)
 
-    def _reason(self, index: int, where: str, code: int) -> Exception:
+    def _reason(self, index: int, where: str, code: int, unjoined: Exception) -> Exception:
         """What the driver's answer to the end of a capture means."""
         if code == capturing.UNJOINED:
-            return errors.unjoined(index, where, (), ())
+            return unjoined
         cause = self.driver.error("cuStreamEndCapture", code)
         return errors.capture_lost(index, where, self.mode, cause)
 
-    def _problem(
+    def _unjoined(
         self, index: int, where: str, info: bindings.CaptureInfo, survey: reading.Survey | None
-    ) -> Exception | None:
-        """What is wrong with a segment, as far as it shows before its end."""
-        if survey is None:
-            return None
-        if survey.dangling:
-            streams = []
-            if self._debug:
-                streams = debugging.unjoined_streams(self.driver, info, survey.dangling)
-            return errors.unjoined(index, where, survey.names(survey.dangling), streams)
-        if reading.HOST in survey.kinds and self._host_nodes == "refuse":
-            return errors.host_nodes(index)
-        return None
+    ) -> Exception:
+        """The error for a side stream that was not joined, while its nodes can still be named.
+
+        Whether there is one, the driver says: leaves that a library has added to the graph by hand
+        (NCCL records an event so) need not be joined.
+        """
+        if survey is None or not survey.dangling:
+            return errors.unjoined(index, where, (), ())
+        streams = []
+        if self._debug:
+            streams = debugging.unjoined_streams(self.driver, info, survey.dangling)
+        return errors.unjoined(index, where, survey.names(survey.dangling), streams)
 
     def _refuse(self, captured: Captured, error: Exception) -> None:
         """A segment that ended cannot be used: give it back, poison the block, raise."""
@@ -558,7 +560,7 @@ class Block:
         if company and _speaks_of_draws(error):
             notes = [errors.advice_on_draws()]
         elif self._status() is Status.INVALIDATED or _speaks_of_capture(error):
-            notes = errors.advice(self.mode)
+            notes = errors.advice(self.mode, error)
         if notes or debugging.raised_by_a_library(error):
             notes.insert(0, errors.place(len(self._segments)))
         for note in notes:

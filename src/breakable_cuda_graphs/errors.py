@@ -429,10 +429,14 @@ def unjoined(
     shown = ", ".join(kernels[:8]) + (", ..." if len(kernels) > 8 else "")
     shown = shown or "no kernel, only a wait"
     ids = f" Unjoined side-stream id(s): {', '.join(map(str, streams))}." if streams else ""
+    wait = (
+        "Let the capture stream wait for it first (torch.cuda.current_stream().wait_stream(side))."
+    )
+    if any("nccl" in kernel.lower() for kernel in kernels):
+        wait += " A collective begun with async_op=True is joined by its wait(): call that first."
     error = UnjoinedStreamError(
         f"work on a side stream was not joined back to the capturing stream before {where} (segment "
-        f"{segment}): {shown}.{ids} Let the capture stream wait for it first "
-        "(torch.cuda.current_stream().wait_stream(side))."
+        f"{segment}): {shown}.{ids} {wait}"
     )
     error.kernels, error.streams, error.segment = tuple(kernels), tuple(streams), segment
     return error
@@ -460,12 +464,30 @@ def place(segment: int) -> str:
     return f"raised while segment {segment} of a breakable_graph block was being captured"
 
 
-def advice(mode: str) -> list[str]:
+_NOT_OF_THIS_CAPTURE = ("uncaptured work", "event last recorded in a capturing stream")
+
+_WAITS_OUTSIDE = (
+    "the segment waits for work that is not part of it, begun in a break or in an earlier segment (a "
+    "collective with async_op=True, a side stream): wait for it where it was begun, or in a break"
+)
+
+_COMMUNICATOR = (
+    "a process group makes its communicator at its first collective, which cannot be captured: run "
+    "one of the same kind on the group before the capture"
+)
+
+
+def advice(mode: str, error: BaseException) -> list[str]:
     """Notes for an exception of the user's that the capture has to do with."""
+    text = str(error)
+    if any(words in text for words in _NOT_OF_THIS_CAPTURE):
+        return [_WAITS_OUTSIDE]
     notes = [
         "what reads or waits for the device on the host cannot be captured: mark the function that "
         "does it @no_graph"
     ]
+    if "NCCL" in text:
+        notes.append(_COMMUNICATOR)
     if mode == "global":
         notes.append(_OTHER_THREAD)
     return notes

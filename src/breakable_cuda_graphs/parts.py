@@ -105,11 +105,12 @@ class Recording:
                 reader = reading.KernelReader(driver)
                 survey = reading.Survey(reader, info.graph, info.dependencies)
                 nodes = driver.graph_nodes(info.graph)
-            problem = _problem(survey)  # before the end: a failed one takes the nodes along
+            unjoined = _unjoined(survey)  # before the end: a failed one takes the nodes along
             captured = enclosed.end(survey)
-            problem = problem or _problem_of_end(captured)
-            if problem is None and captured.graph is None:
-                problem = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
+            problem = _problem(survey, captured)
+            if captured.graph is None:
+                lost = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
+                problem = unjoined if captured.code == capturing.UNJOINED else lost
             if problem is not None:
                 _discard(captured)
                 raise problem
@@ -127,15 +128,16 @@ class Recording:
         self.journal.hand_over(self._template, 0, nodes)
 
 
-def _problem(survey: reading.Survey | None) -> Exception | None:
-    if survey is not None and survey.dangling:
-        return errors.unjoined(0, "its end", survey.names(survey.dangling), ())
+def _unjoined(survey: reading.Survey | None) -> Exception:
+    """The error for a side stream that was not joined; the driver says whether there is one."""
+    dangling = [] if survey is None else survey.dangling
+    names = [] if survey is None else survey.names(dangling)
+    return errors.unjoined(0, "its end", names, ())
+
+
+def _problem(survey: reading.Survey | None, captured: Any) -> Exception | None:
     if survey is not None and reading.HOST in survey.kinds:
         return errors.recording_has_host_nodes()
-    return None
-
-
-def _problem_of_end(captured: Any) -> Exception | None:
     if captured.runner is not None:
         return errors.recording_draws()
     problem: Exception | None = captured.problem

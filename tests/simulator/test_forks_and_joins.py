@@ -240,6 +240,28 @@ def test_a_fork_from_nodes_that_were_let_go_needs_no_join(
     ok(driver_module.cuGraphDestroy(graph))
 
 
+def test_a_node_added_by_hand_needs_no_join(driver_module, new_stream, events, buffer):
+    """As NCCL captures: a stream of its own comes in with nothing to wait for, waits for an event
+    and records it again by a node that nobody joins."""
+    origin, own = new_stream(), new_stream()
+    begin(driver_module, origin)
+    fill(driver_module, origin, buffer, 1)
+    wait(driver_module, own, origin, events[0])
+    ok(driver_module.cuStreamUpdateCaptureDependencies(own, None, None, 0, 1))
+    ok(driver_module.cuStreamWaitEvent(own, events[1], 1))
+    ok(driver_module.cuEventRecord(events[2], own))
+    ok(driver_module.cuStreamWaitEvent(origin, events[2], 0))
+    fill(driver_module, origin, buffer + 4, 2)
+    _, _, graph, before = info(driver_module, origin)
+    record = ok(driver_module.cuGraphAddEventRecordNode(graph, before, len(before), events[1]))
+    ok(driver_module.cuStreamUpdateCaptureDependencies(own, [record], None, 1, 1))
+    captured = ok(driver_module.cuStreamEndCapture(origin))
+    assert edges(driver_module, captured) == {(0, 2), (1, 2), (2, 3)}
+    launch(driver_module, captured, origin)
+    assert words(driver_module, buffer, 2) == [1, 2]
+    ok(driver_module.cuGraphDestroy(captured))
+
+
 def test_only_a_capturing_stream_has_dependencies_to_change(driver_module, stream):
     answer = driver_module.cuStreamUpdateCaptureDependencies(stream, None, None, 0, 1)
     assert code(answer) == 401

@@ -62,6 +62,8 @@ class Capture:
     streams: list[Stream] = field(default_factory=list)
     #: nodes that may stay unjoined: taken out of a dependency set by the user
     let_go: set[Node] = field(default_factory=set)
+    #: nodes that streams made; those that were added to the graph by hand need no join
+    captured: set[Node] = field(default_factory=set)
 
 
 class Captures:
@@ -208,7 +210,8 @@ class Captures:
     def _unjoined(self, capture: Capture) -> bool:
         """Whether a forked stream did work that the stream of the capture does not wait for."""
         joined = ancestors(capture.origin.dependencies) | capture.let_go
-        return any(node not in joined for s in capture.streams for node in s.dependencies)
+        last = (node for s in capture.streams for node in s.dependencies)
+        return any(node in capture.captured and node not in joined for node in last)
 
     def _close(self, capture: Capture) -> None:
         for stream in capture.streams:
@@ -231,6 +234,7 @@ class Captures:
             self.invalidate(capture)
             raise
         stream.dependencies = {node: Edge()}
+        capture.captured.add(node)
         return node
 
     def wait(self, stream: Stream, event: Event) -> None:
