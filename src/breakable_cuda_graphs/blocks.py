@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 #: so that it can be read without a lock.
 open_blocks: tuple[Block, ...] = ()
 
+#: Blocks that have begun to change something and have not put all of it back. Adding and discarding
+#: are atomic.
+unfinished: set[Block] = set()
+
 _lock = threading.Lock()
 
 
 def find() -> Block | None:
     """The block that the calling code belongs to, or None."""
+    sweep()
     blocks = open_blocks
     for block in blocks:
         if block.holds_stream(block.framework.current_stream()):
@@ -46,6 +51,17 @@ def add(block: Block) -> None:
     global open_blocks
     with _lock:
         open_blocks = (*open_blocks, block)
+
+
+def sweep() -> None:
+    """End this thread's blocks that nobody will leave any more.
+
+    An interrupt hit one between two lines of its own beginning or end, or its context manager has
+    gone without having been left.
+    """
+    for block in tuple(unfinished):
+        if block.is_abandoned and block.thread == threading.get_ident() and not block.is_at_work():
+            block.put_back()
 
 
 def remove(block: Block) -> None:

@@ -5,6 +5,10 @@ call from another thread or hide an error. A block therefore always knows one th
 segment is open, and whatever happens passes through `_close_open_segment`; the user's exception is
 never replaced, and a block that lost a segment is poisoned, so that nothing goes on as if it had
 not. State changes are: prepare, one driver call, commit.
+
+An interrupt can hit any line, also of what repairs the damage of another one. So a block counts as
+abandoned except while its body or one of its methods runs, and what puts everything back is a list of
+steps that can be repeated: whoever uses the library next goes through all of them again.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, Literal
 
 from . import blocks, debugging, errors, results, structures
@@ -100,7 +106,8 @@ class breakable_graph:
         self._block: Block | None = None
 
     def __enter__(self) -> None:
-        sweep_abandoned()
+        release.put_thread_back()
+        blocks.sweep()
         release.drain()
         userobjects.sweep()
         block = Block(
@@ -112,19 +119,17 @@ class breakable_graph:
             self._rules,
             self._host_nodes,
         )
-        block.open()
+        block.open(self._record_stacks)
         self._block = block
-        if self._record_stacks:
-            block.record_stacks()
+        block.is_abandoned = False  # from here on it is left by `__exit__`
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        block, self._block = self._block, None
+        block = self._block
         if block is None:
             raise errors.block_not_open()
-        try:
-            block.close(error)
-        finally:
-            release.drain()
+        block.is_abandoned = True
+        self._block = None
+        block.close(error)
 
     def __del__(self) -> None:
         """A block that was entered by hand and never left: the next use of the library ends it."""
@@ -145,7 +150,7 @@ class Block:
         self.sequence = sequence
         self.mode = mode
         self.thread = threading.get_ident()
-        self.is_abandoned = False
+        self.is_abandoned = True  # nobody will leave it: except while its body runs
         self._barrier_fn = barrier_fn
         self._rules = rules
         self._host_nodes = host_nodes
@@ -154,17 +159,15 @@ class Block:
         if not contexts.ensure(self.driver, self.framework.context):
             raise errors.other_context()
         self._pool = sequence._ensure_pool(self.framework)
-        self._is_leased = stream is None
-        self._stream_object = self._pool.lease() if stream is None else stream
         try:
+            self._stream_object = self._pool.lease(self) if stream is None else stream
             self.stream = bindings.types.CUstream(as_handle(self._stream_object))
             self._handle = int(self.stream)
             self.session: Session = self.framework.session(
                 self._pool, self._stream_object, mode, generators
             )
         except BaseException:
-            if self._is_leased:
-                self._pool.end_lease(keep=False)
+            self._pool.end_lease(self, keep=False)
             raise
         # No bound method: what a sequence keeps of a break must not keep the block.
         self.find_arrays = functools.partial(_find_arrays, self.framework.arrays)
@@ -181,11 +184,6 @@ class Block:
         self._stacks: StackRecorder | None = None
         self.in_body = ""  # the part of a conditional node that is being captured now
 
-    def record_stacks(self) -> None:
-        """Note the user's line of each node from here to the end of the block."""
-        self._stacks = StackRecorder(self)
-        self._stacks.start()
-
     def _choose_framework(self, stream: Any) -> Framework:
         if stream is not None:
             refuse_default(stream)
@@ -193,18 +191,13 @@ class Block:
 
     # ---- open and close
 
-    def open(self) -> None:
+    def open(self, record_stacks: bool) -> None:
         """Begin the first segment. Whatever fails, everything is as it was before."""
         try:
+            blocks.unfinished.add(self)
             self._refuse_nesting()
             self._memory_mark = self.sequence._memory.mark()
             self.sequence._begin_capture(self)
-        except BaseException:
-            if self.sequence._captured_by is self:  # an interrupt just after it had begun
-                self.sequence._roll_back()
-            self._end_lease()
-            raise
-        try:
             with release.relaxed_thread():
                 self._ambient = bindings.types.CUstream(self.framework.current_stream())
                 self.session.enter()
@@ -212,6 +205,9 @@ class Block:
                 join(self.driver, self.stream, self._ambient)
             blocks.add(self)
             self._begin_segment()
+            if record_stacks:
+                self._stacks = StackRecorder(self)
+                self._stacks.start()
         except BaseException as error:
             self._end(True, error)
             raise
@@ -247,43 +243,59 @@ class Block:
             self.sequence._commit(self.framework, self._segments)
 
     def _end(self, failed: bool, error: BaseException | None) -> None:
-        """Put everything back; each step is tried whatever became of the one before.
-
-        What goes wrong here never takes the place of an error that is on its way already.
-        """
-        steps: list[Callable[[], None]] = [
-            self._stop_stacks,
-            self._abandon_segment,
-            lambda: self.session.leave(failed),
-            self._join_others,
-            lambda: blocks.remove(self),
-            self._end_lease,
-        ]
-        if failed:
-            steps.append(self._roll_back)
-        problems = []
-        for step in steps:
-            try:
-                step()
-            except BaseException as problem:
-                problems.append(problem)
-        self._held.clear()
-        self._poison = None  # it may hold this frame: no cycle is left for the collector
+        """Put everything back. What goes wrong here is only noted on an error that is on its way."""
+        try:
+            problems = self.put_back(failed)
+        except BaseException:  # an interrupt: once more, from the first step on
+            self.put_back()
+            raise
+        release.drain()
         if problems and error is None:
             raise problems[0]
         if error is not None:
             for other in problems:
                 error.add_note(errors.while_closing(other))
 
+    def is_at_work(self) -> bool:
+        """Whether this thread is inside the block's beginning or end."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code in _WORK and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def put_back(self, failed: bool = True) -> list[Exception]:
+        """Try each step whatever became of the one before; returns what went wrong.
+
+        Each does nothing where there is nothing left to do.
+        """
+        problems = []
+        for step in (
+            self._stop_stacks,
+            self._abandon_segment,
+            functools.partial(self.session.leave, failed),
+            self._join_others,
+            functools.partial(blocks.remove, self),
+            self._end_lease,
+            self._roll_back,
+        ):
+            try:
+                step()
+            except Exception as problem:
+                problems.append(problem)
+        self._held.clear()
+        self._poison = None  # it may hold this frame: no cycle is left for the collector
+        blocks.unfinished.discard(self)
+        return problems
+
     def _stop_stacks(self) -> None:
-        stacks, self._stacks = self._stacks, None
-        if stacks is not None:
-            stacks.stop()
+        if self._stacks is not None:
+            self._stacks.stop()
+            self._stacks = None
 
     def _end_lease(self) -> None:
-        if self._is_leased:
-            self._is_leased = False
-            self._pool.end_lease(keep=self.session.uses_workspace)
+        self._pool.end_lease(self, keep=self.session.uses_workspace)
 
     def _join_others(self) -> None:
         """Let the ambient stream, and the next replay wherever it runs, wait for what breaks did."""
@@ -294,11 +306,13 @@ class Block:
             self._pool.mark.record(self._handle, self.stream)
 
     def _roll_back(self) -> None:
-        for segment in self._segments:
-            if isinstance(segment, GraphSegment):
-                segment.close()
-        self.sequence._memory.back_to(self._memory_mark)
-        self.sequence._roll_back()
+        """Take out of the sequence what this block has put into it, unless all of it is there."""
+        if self.sequence._captured_by is self:
+            for segment in self._segments:
+                if isinstance(segment, GraphSegment):
+                    segment.close()
+            self.sequence._memory.back_to(self._memory_mark)
+            self.sequence._roll_back(self._segments)
 
     # ---- one segment
 
@@ -570,6 +584,9 @@ class Block:
         return capturing.status(self.driver, self.stream)
 
 
+_WORK = frozenset(method.__code__ for method in (Block.open, Block.close, Block.put_back))
+
+
 def _find_arrays(arrays: Arrays, value: Any) -> Arrays | None:
     """Who knows a value as a device array, if anybody does."""
     return arrays if arrays.owns(value) else None
@@ -583,11 +600,3 @@ def _speaks_of_draws(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "generator" in str(error) or "Offset increment" in str(error)
     )
-
-
-def sweep_abandoned() -> None:
-    """End blocks that were entered by hand and whose context manager has gone."""
-    for block in blocks.open_blocks:
-        if block.is_abandoned and block.thread == threading.get_ident():
-            with contextlib.suppress(RuntimeError):
-                block._end(True, None)

@@ -457,9 +457,11 @@ def instantiate(template: Template, flags: int) -> GraphExec:
     mark = CompletionMark(driver)
     try:
         with release.relaxed_thread():
-            executable = driver.cuGraphInstantiate(value, flags)
+            made = ExecHandle.make(
+                driver, "cuGraphInstantiate", value, flags,
+                keep=(handle, template.root.lease), is_lost=mark.is_lost,
+            )  # fmt: skip
     except BaseException:
         mark.close()
         raise
-    made = ExecHandle(driver, executable, (handle, template.root.lease), mark.is_lost)
     return GraphExec(template, OwnTarget(made, mark), Shadow(), template.root.owners.all())

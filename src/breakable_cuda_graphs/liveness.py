@@ -103,14 +103,12 @@ class Memory:
         """Addresses that captured work uses and of which nobody knows the owner: one line each."""
         return tuple(f"{address:#x}, {role}" for address, role in self._unknown.items())
 
-    def take(self) -> list[Any]:
-        """Empty this and hand over what was owned, to be let go when no replay reads it any more."""
-        kept = list(self._kept.values())
+    def clear(self) -> None:
+        """Forget everything; what was owned has to be kept by others until no replay reads it."""
         self._kept.clear()
         self._watched.clear()
         self._unknown.clear()
         self.stale = None
-        return kept
 
     def mark(self) -> tuple[frozenset[int], ...]:
         """What is known now, for `back_to` after a capture that failed."""

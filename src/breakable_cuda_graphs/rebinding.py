@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,7 +113,7 @@ def _turn(sequence: CUDAGraphSequence) -> Iterator[None]:
     """No replay meanwhile; and not from a break of this sequence, whose arguments are in use."""
     if sequence._epoch != process.epoch:
         raise errors.used_after_fork("sequence")
-    if sequence._is_capturing or sequence._runner_thread == threading.get_ident():
+    if sequence._is_capturing or sequence._has_turn:
         raise errors.rebind_in_capture()
     if sequence._memory.stale is not None:
         raise errors.stale_input(*sequence._memory.stale)

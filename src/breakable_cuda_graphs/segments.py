@@ -8,7 +8,6 @@ knows its graph (what was captured) and, apart from it, what launches it.
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -233,10 +232,10 @@ class SegmentTarget:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         home = self._sequence()
-        if home is None or home._runner_thread == threading.get_ident():
-            yield  # a break edits the sequence that it is in: it has the turn already
+        if home is None:
+            yield
             return
-        with home._turn:
+        with home._turn:  # a break that edits the sequence that it is in has the turn already
             yield
 
     @property

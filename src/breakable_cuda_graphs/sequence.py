@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import drawing, errors, frameworks, placing, rebinding
+from . import blocks, drawing, errors, frameworks, placing, rebinding
 from ._driver import bindings, capturing, contexts, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
@@ -53,8 +53,9 @@ class CUDAGraphSequence:
         self._context = 0  # the driver's context of the captures
         self._guests: list[object] = []  # what embedded sequences must keep for us
         self._epoch = process.epoch
-        self._turn = threading.Lock()
-        self._runner_thread = 0  # the thread that replays now
+        #: Taken by whoever replays, edits or empties this, one at a time. It knows its thread; and no
+        #: line of Python, at which an interrupt could come, lies between its taking and its giving back.
+        self._turn: Any = threading.RLock()
         self._handle = -1  # the stream of the last replay, and its bindings object
         self._stream: Any = None
         self._mark: CompletionMark | None = None
@@ -76,8 +77,9 @@ class CUDAGraphSequence:
         if self._plan is None or self._epoch != process.epoch or self._memory.stale is not None:
             self._refuse_unless_empty()
             return
-        self._take_turn()
-        try:
+        if self._turn._is_owned():  # a break that replays its own sequence would run for ever
+            raise errors.reentered("replayed")
+        with self._turn:
             plan = self._plan
             if plan is None:  # reset by another thread in between
                 return
@@ -90,9 +92,6 @@ class CUDAGraphSequence:
                 self._run(plan, handle, self._stream)
             else:
                 self._replay_elsewhere(plan, stream, handle)
-        finally:
-            self._runner_thread = 0
-            self._turn.release()
 
     def _run(self, plan: Plan, handle: int, stream: Any) -> None:
         """The loop. `memory.stale` is set by a finalizer when a watched tensor dies."""
@@ -109,11 +108,11 @@ class CUDAGraphSequence:
                     function(*args, **kwargs)
                     if memory.stale is not None:
                         raise errors.stale_input(*memory.stale)
+            mark.record(handle, stream)
         except BaseException:
             with contextlib.suppress(errors.CUDAError):  # the break's own error is the one to see
                 mark.record(handle, stream)
             raise
-        mark.record(handle, stream)
 
     def _is_at_home(self, plan: Plan) -> bool:
         """Whether context, stream and modes are such that the loop can run right here."""
@@ -128,6 +127,7 @@ class CUDAGraphSequence:
     def _replay_elsewhere(self, plan: Plan, stream: Any, handle: int) -> None:
         """The slow way: another context, stream or mode, or inside another capture."""
         driver, framework = bindings.current(), plan.framework
+        blocks.sweep()  # the capture that the stream is in may be one that nobody will end
         with contextlib.ExitStack() as stack:
             given = stream is not None and handle not in DEFAULT_STREAMS
             if given and contexts.of_stream(driver, handle) != self._context:
@@ -142,17 +142,10 @@ class CUDAGraphSequence:
                 stack.enter_context(framework.in_modes(plan.modes))
             self._run(plan, handle, self._stream)
 
-    def _take_turn(self) -> None:
-        """One replay at a time; a break that replays its own sequence would wait for itself."""
-        if not self._turn.acquire(blocking=False):
-            if self._runner_thread == threading.get_ident():
-                raise errors.reentered("replayed")
-            self._turn.acquire()
-        self._runner_thread = threading.get_ident()
-
     def _refuse_unless_empty(self) -> None:
         if self._epoch != process.epoch:
             raise errors.used_after_fork("sequence")
+        blocks.sweep()
         if self._is_capturing:
             raise errors.replay_while_capturing()
         if self._has_failed:
@@ -233,38 +226,39 @@ class CUDAGraphSequence:
         """
         if self._epoch != process.epoch:
             raise errors.used_after_fork("sequence")
+        blocks.sweep()
         if self._is_capturing:
             raise errors.reset_while_capturing()
-        self._take_turn_for("reset")
-        try:
+        if self._has_turn:
+            raise errors.reentered("reset")
+        with self._turn:
             remains = self._strip()
-        finally:
-            self._turn.release()
         self._has_failed = False
         if remains is not None:
             with release.relaxed_thread():
                 remains()
             release.drain()
 
-    def _take_turn_for(self, what: str) -> None:
-        if self._runner_thread == threading.get_ident():
-            raise errors.reentered(what)
-        self._turn.acquire()
+    @property
+    def _has_turn(self) -> bool:
+        """Whether this thread is inside a replay or an edit of the sequence."""
+        return bool(self._turn._is_owned())
 
     def _strip(self) -> _Remains | None:
         """Take everything that was captured out of this object."""
-        segments, self._segments = self._segments, []
-        kept, guests = self._memory.take(), self._guests
-        self._plan, self._guests = None, []
-        if not segments and not kept:
+        self._has_failed, self._plan = True, None  # half of it is not to be replayed
+        held = (self._memory.kept(), self._guests, self._pool)
+        if not self._segments and not held[0]:
+            self._memory.clear()
             return None
-        return _Remains(segments, self._mark, (kept, guests, self._pool))
+        remains = _Remains(self._epoch, self._segments, self._mark, held)
+        self._segments, self._guests = [], []
+        self._memory.clear()
+        return remains
 
-    def __del__(self, later: Any = release.later) -> None:
+    def __del__(self) -> None:
         if getattr(self, "_segments", None):
-            remains = self._strip()
-            if remains is not None:
-                later(self._epoch, remains)
+            self._strip()  # what comes of it queues itself
 
     # ---- for capture.py
 
@@ -291,7 +285,7 @@ class CUDAGraphSequence:
         """A block opens: nothing of this sequence can be replayed until it has ended."""
         if self._epoch != process.epoch:
             raise errors.used_after_fork("sequence")
-        if self._runner_thread == threading.get_ident():
+        if self._has_turn:
             raise errors.reentered("captured")
         with self._turn:
             if self._is_capturing:
@@ -309,33 +303,47 @@ class CUDAGraphSequence:
             if isinstance(segment, GraphSegment):
                 segment._belong(self)
         plan = Plan(bindings.current(), framework, self._ensure_pool(framework).mark, segments)
-        # From here nothing can fail.
+        # From here nothing can fail, but an interrupt may come: until the last line it is all taken
+        # back by `_roll_back`.
         self._segments, self._context = segments, framework.context
         self._plan = plan if plan.steps else None
         self._captured_by, self._has_failed = None, False
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, added: Sequence[GraphSegment | EagerSegment]) -> None:
         """A block has failed: the earlier segments stay, but a replay has to say so.
 
         A pool that holds nothing and that nobody has seen is given back at once: the exception may
         keep this sequence alive for a while.
         """
-        self._captured_by, self._has_failed, self._plan = None, True, None
+        self._has_failed, self._plan = True, None
+        gone = set(added)
+        self._segments = [segment for segment in self._segments if segment not in gone]
         if not self._segments and not self._is_pool_known and self._pool is not None:
             self._pool.discard()
             self._pool = None
+        self._captured_by = None
 
 
 BreakableCUDAGraph = CUDAGraphSequence
 
 
 class _Remains:
-    """What a sequence held, until no replay reads it any more."""
+    """What a sequence held, until no replay reads it any more.
+
+    Called, it lets go of it; one that dies before it was called through queues itself.
+    """
+
+    _segments: Sequence[Any] = ()
+    _keep: tuple[Any, ...] = ()
 
     def __init__(
-        self, segments: Sequence[Any], mark: CompletionMark | None, keep: tuple[Any, ...]
+        self,
+        epoch: int,
+        segments: Sequence[Any],
+        mark: CompletionMark | None,
+        keep: tuple[Any, ...],
     ) -> None:
-        self._segments, self._mark, self._keep = segments, mark, keep
+        self._epoch, self._segments, self._mark, self._keep = epoch, segments, mark, keep
 
     def __call__(self) -> None:
         if self._mark is not None:
@@ -344,3 +352,7 @@ class _Remains:
             if isinstance(segment, GraphSegment):
                 segment.close()
         self._segments, self._keep = (), ()
+
+    def __del__(self, later: Any = release.later) -> None:
+        if self._segments or self._keep:
+            later(self._epoch, self)

@@ -467,7 +467,7 @@ def _pair(driver: Driver, mine: list[Any], theirs: list[Any], found: dict[int, A
 def edited_clone(template: Template, shadow: Shadow) -> GraphHandle:
     """A copy of a graph with an executable's edits in it; what is disabled is taken out."""
     driver = template.driver
-    clone = GraphHandle(driver, driver.cuGraphClone(template.value))
+    clone = GraphHandle.make(driver, "cuGraphClone", template.value)
     copies = twins(driver, template, clone.value)
     for _, handle in template.walk():
         work = shadow.works.get(int(handle))

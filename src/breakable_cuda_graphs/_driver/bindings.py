@@ -68,7 +68,7 @@ class Driver:
         if not name.startswith("cu"):
             raise AttributeError(name)
 
-        function = self._function(name)
+        function = self.raw(name)
 
         def checked(*args: Any) -> Any:
             try:
@@ -83,7 +83,8 @@ class Driver:
         setattr(self, name, checked)
         return checked
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def raw(self, name: str) -> Callable[..., Any]:
+        """The bindings' function itself, whose tuple begins with the result code."""
         try:
             function: Callable[..., Any] = getattr(self.module, name)
         except AttributeError as error:

@@ -44,9 +44,11 @@ def begin(driver: bindings.Driver, stream: Any, mode: str) -> None:
 
 def end(driver: bindings.Driver, stream: Any) -> Ended:
     """End the capture that was begun on this stream, whatever state it is in."""
-    code, graph = driver.module.cuStreamEndCapture(stream)
-    if int(code) == 0 and graph is not None and int(graph):
-        return Ended(0, GraphHandle(driver, graph))
+    graph = GraphHandle(driver)
+    code, graph.held.slot[0] = driver.module.cuStreamEndCapture(stream)
+    if int(code) == 0 and graph.held.value is not None and int(graph):
+        return Ended(0, graph)
+    graph.held.forget()
     return Ended(int(code) or INVALIDATED, None)
 
 

@@ -1,15 +1,20 @@
 """Owners of driver handles: each handle has exactly one, and is given back once.
 
 The hard problem: a handle must be destroyed exactly once, by the driver that made it, in the right
-order, and not by a finalizer. An owner therefore releases in `close()`; its finalizer only queues.
+order, and not by a finalizer. An owner therefore releases in `close()`; its finalizer only queues
+what was prepared when the owner was made, so that it needs no memory. An interrupt may come between
+any two lines: so a handle goes from the driver into its owner in one statement, and from there to
+the call that destroys it in another.
+
 A view of somebody else's handle is a plain integer or a bindings object: it has no owner type, so
 nothing can be closed through it by mistake.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from .. import errors
 from . import bindings, process, release
@@ -22,9 +27,14 @@ INSTANTIATE_FLAGS = 1 | 8
 
 
 class Owner:
-    """Owns one handle. `close()` gives it back; so does the release queue after a finalizer."""
+    """Owns one handle. `close()` gives it back; so does the release queue after a finalizer.
 
-    __slots__ = ("__weakref__", "_epoch", "_is_lost", "_keep", "_value", "driver")
+    value: None for an owner that is filled by `make`, or by whoever writes into `held.slot`.
+    keep: what must outlive the handle.
+    is_lost: tells that the handle went with its context.
+    """
+
+    __slots__ = ("__weakref__", "_epoch", "_queued", "driver", "held")
 
     #: the driver's function that destroys the handle
     _destroy = ""
@@ -32,71 +42,113 @@ class Owner:
     def __init__(
         self,
         driver: bindings.Driver,
-        value: Any,
+        value: Any = None,
         keep: object = None,
         is_lost: Callable[[], bool] | None = None,
     ) -> None:
         self.driver = driver
-        self._keep = keep  # what must outlive the handle
-        self._is_lost = is_lost  # tells that the handle went with its context
         self._epoch = process.epoch
-        self._value = value  # last: from here on the finalizer has something to release
+        self.held = Held(driver, self._destroy, keep, is_lost)
+        self._queued = (self._epoch, self.held)  # what the finalizer appends
+        if value is not None:
+            self.held.slot[0] = value
+
+    @classmethod
+    def make(
+        cls,
+        driver: bindings.Driver,
+        name: str,
+        *args: Any,
+        keep: object = None,
+        is_lost: Callable[[], bool] | None = None,
+    ) -> Self:
+        """The owner of what a driver call makes."""
+        owner = cls(driver, None, keep, is_lost)
+        slot, call = owner.held.slot, driver.raw(name)
+        try:
+            code, slot[0] = call(*args)
+        except RuntimeError as error:
+            raise errors.driver_call_missing(name, error) from error
+        if code:
+            raise driver.error(name, code)
+        return owner
 
     @property
     def value(self) -> Any:
         """The bindings' handle object; raises once this is closed or in a forked child."""
-        if self._value is None:
+        value = self.held.value
+        if value is None:
             raise errors.closed(type(self).__name__)
         if self._epoch != process.epoch:
             raise errors.used_after_fork(type(self).__name__)
-        return self._value
+        return value
 
     @property
     def closed(self) -> bool:
         """Whether the handle has been given back."""
-        return self._value is None
+        return self.held.value is None
 
     def __int__(self) -> int:
         return int(self.value)
 
     def close(self) -> None:
         """Give the handle back now. A second call does nothing."""
-        value, self._value = self._value, None
-        if value is not None and process.can_release(self._epoch):
-            _Destroy(self, value)()
-        self._keep = None
+        if process.can_release(self._epoch):
+            self.held()
+        else:
+            self.held.forget()
 
     def detach(self) -> Any:
         """Give the handle itself away: who takes it owns it now."""
-        value, self._value = self._value, None
+        value = self.held.value
+        self.held.forget()
         return value
 
-    def __del__(self) -> None:
-        value = getattr(self, "_value", None)
-        if value is not None and _Destroy is not None:  # at the interpreter's end it is None
-            self._value = None
-            release.later(self._epoch, _Destroy(self, value))
+    def __del__(self, queue: Any = release.queue) -> None:
+        held = getattr(self, "held", None)
+        if held is not None and held.value is not None:
+            queue(self._queued)
 
     def __repr__(self) -> str:
-        state = "closed" if self._value is None else hex(int(self._value))
+        state = "closed" if self.closed else hex(int(self.held.value))
         return f"<{type(self).__name__} {state}>"
 
 
-class _Destroy:
-    """One destruction, now or queued; holds what the handle needs until it is done.
+class Held:
+    """A handle, what it needs for as long as it lives, and its end: now, or from the queue.
 
-    It does not raise: after a sticky device error the handle is gone with its context anyway.
+    The end does not raise: after a sticky device error the handle is gone with its context anyway.
     """
 
-    __slots__ = ("call", "driver", "is_lost", "keep", "value")
+    __slots__ = ("call", "driver", "is_lost", "keep", "slot")
 
-    def __init__(self, owner: Owner, value: Any) -> None:
-        self.driver, self.call, self.value = owner.driver, owner._destroy, value
-        self.keep, self.is_lost = owner._keep, owner._is_lost
+    def __init__(
+        self,
+        driver: bindings.Driver,
+        call: str,
+        keep: object,
+        is_lost: Callable[[], bool] | None,
+    ) -> None:
+        self.driver, self.call, self.keep, self.is_lost = driver, call, keep, is_lost
+        self.slot: list[Any] = [None]  # the handle; empty once it is gone
+
+    @property
+    def value(self) -> Any:
+        """The handle, or None."""
+        slot = self.slot
+        return slot[0] if slot else None
+
+    def forget(self) -> None:
+        """The handle is somebody else's, or went with its context or process."""
+        self.slot.clear()
+        self.keep = None
 
     def __call__(self) -> None:
         if self.is_lost is None or not self.is_lost():
-            getattr(self.driver.module, self.call)(self.value)
+            destroy = getattr(self.driver.module, self.call)
+            with contextlib.suppress(IndexError):  # it is gone already
+                destroy(self.slot.pop())
+        self.forget()
 
 
 class StreamHandle(Owner):
@@ -107,7 +159,7 @@ class StreamHandle(Owner):
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> StreamHandle:
-        return cls(driver, driver.cuStreamCreate(_NON_BLOCKING))
+        return cls.make(driver, "cuStreamCreate", _NON_BLOCKING)
 
 
 class EventHandle(Owner):
@@ -118,7 +170,7 @@ class EventHandle(Owner):
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> EventHandle:
-        return cls(driver, driver.cuEventCreate(_DISABLE_TIMING))
+        return cls.make(driver, "cuEventCreate", _DISABLE_TIMING)
 
 
 class GraphHandle(Owner):
@@ -129,7 +181,7 @@ class GraphHandle(Owner):
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> GraphHandle:
-        return cls(driver, driver.cuGraphCreate(0))
+        return cls.make(driver, "cuGraphCreate", 0)
 
 
 class GraphView:
@@ -159,5 +211,7 @@ class ExecHandle(Owner):
         is_lost: Callable[[], bool] | None = None,
     ) -> ExecHandle:
         """Make an executable; destroying one whose context is gone would crash: see `is_lost`."""
-        value = graph.driver.cuGraphInstantiate(graph.value, flags)
-        return cls(graph.driver, value, (graph, keep), is_lost)
+        return cls.make(
+            graph.driver, "cuGraphInstantiate", graph.value, flags,
+            keep=(graph, keep), is_lost=is_lost,
+        )  # fmt: skip

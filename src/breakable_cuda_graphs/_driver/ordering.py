@@ -28,12 +28,13 @@ class CompletionMark:
     def __init__(self, driver: bindings.Driver) -> None:
         self.driver = driver
         self._event = EventHandle.create(driver)
-        # The collector finalizes all of a cycle, the event too, although what is queued for release
-        # still has to wait for it. Held here, it is out of any cycle's reach until `close()`.
-        _events.add(self._event)
         self._record = driver.module.cuEventRecord  # the raw call: this is on replay's hot path
         self._lost = False
         self._stream = -1  # the handle of the stream of the last recording; -1: none yet
+        # The collector finalizes all of a cycle, the event too, although what is queued for release
+        # still has to wait for it. Held here, it is out of any cycle's reach until `close()`. Last:
+        # from here on it has to be closed.
+        _events.add(self._event)
 
     def order_after(self, handle: int, stream: Any) -> None:
         """Make a stream (its handle, and its bindings object) wait for the mark."""

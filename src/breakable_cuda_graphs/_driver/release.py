@@ -18,7 +18,8 @@ from typing import Any
 
 from . import bindings, process
 
-#: Something that is released by calling it; kept alive, with all that it holds, until then.
+#: Something that is released by calling it; kept alive, with all that it holds, until then. A second
+#: call does nothing.
 Release = Callable[[], None]
 
 _queue: deque[tuple[int, Release]] = deque()
@@ -34,11 +35,16 @@ _open: set[object] = set()
 
 
 def later(epoch: int, release: Release) -> None:
-    """Queue a release. Called by finalizers: appending is all that it does, and it cannot fail."""
-    if process.can_release(epoch):
-        _queue.append((epoch, release))
+    """Queue a release. Called by finalizers: appending is all that it does."""
+    queue((epoch, release))
+
+
+def queue(entry: tuple[int, Release]) -> None:
+    """The same for a pair that was made before, so that no memory is needed."""
+    if process.can_release(entry[0]):
+        _queue.append(entry)
     else:
-        leak(release)
+        leak(entry)
 
 
 def leak(thing: object) -> None:
@@ -88,17 +94,27 @@ def _drain_all() -> int:
         return 0
     with relaxed_thread():
         while _queue and not _open:
-            epoch, release = _queue.popleft()
+            epoch, release = _queue[0]
             if epoch != process.epoch:
                 leak(release)
-                continue
-            try:
-                release()
-            except Exception:  # one that fails must not keep the others from being released
-                _log.exception("a handle could not be released")
-            released += 1
+            else:
+                try:
+                    release()
+                except Exception:  # one that fails must not keep the others from being released
+                    _log.exception("a handle could not be released")
+                released += 1
             del release  # it may hold the last reference to something that then queues itself
+            _queue.popleft()  # only now: one that is interrupted is called again
     return released
+
+
+class _Owed(threading.local):
+    """What puts this thread's capture mode back, while it is relaxed."""
+
+    outermost: relaxed_thread | None = None
+
+
+_owed = _Owed()
 
 
 class relaxed_thread:
@@ -108,13 +124,29 @@ class relaxed_thread:
     at the end whatever happens.
     """
 
+    _previous: Any = None
+
     def __enter__(self) -> None:
         self._driver = bindings.current()
         mode = bindings.types.CUstreamCaptureMode(_RELAXED)
-        self._previous = self._driver.cuThreadExchangeStreamCaptureMode(mode)
+        if _owed.outermost is None:
+            _owed.outermost = self
+        exchange = self._driver.module.cuThreadExchangeStreamCaptureMode
+        code, self._previous = exchange(mode)  # in one statement: an interrupt may lie between two
+        if code:
+            raise self._driver.error("cuThreadExchangeStreamCaptureMode", code)
 
     def __exit__(self, *_: Any) -> None:
-        self._driver.cuThreadExchangeStreamCaptureMode(self._previous)
+        if self._previous is not None:
+            self._driver.module.cuThreadExchangeStreamCaptureMode(self._previous)
+        if _owed.outermost is self:
+            _owed.outermost = None
+
+
+def put_thread_back() -> None:
+    """End what an interrupt has kept from ending; called where no `relaxed_thread` can be open."""
+    if _owed.outermost is not None:
+        _owed.outermost.__exit__()
 
 
 def pending() -> int:

@@ -29,18 +29,20 @@ def hold(driver: bindings.Driver, graph: Any, thing: object) -> None:
     semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
     _libc.sem_init(semaphore, 0, 0)
     destructor = ctypes.cast(_libc.sem_post, ctypes.c_void_p).value
-    owner = driver.cuUserObjectCreate(
-        ctypes.addressof(semaphore),
-        bindings.types.CUhostFn(destructor),
-        1,
-        bindings.types.CUuserObject_flags(_NO_DESTRUCTOR_SYNC),
-    )
+    signal = (ctypes.addressof(semaphore), bindings.types.CUhostFn(destructor))
+    flags = bindings.types.CUuserObject_flags(_NO_DESTRUCTOR_SYNC)
+    held, owner = (semaphore, thing), None
     with _lock:
-        _held.append((semaphore, thing))
+        _held.append(held)
     try:
+        owner = driver.cuUserObjectCreate(*signal, 1, flags)
         driver.cuGraphRetainUserObject(graph, owner, 1, _MOVE)
     except BaseException:
-        driver.cuUserObjectRelease(owner, 1)  # raises the semaphore, and `sweep` lets go
+        if owner is None:
+            with _lock:
+                _held.remove(held)
+        else:
+            driver.cuUserObjectRelease(owner, 1)  # raises the semaphore too, and `sweep` lets go
         raise
 
 

@@ -57,11 +57,14 @@ class Pool(Protocol):
     def stream(self) -> Any:
         """The framework's stream object for the capture stream; from now on it stays the same."""
 
-    def lease(self) -> Any:
+    def lease(self, lessee: object) -> Any:
         """The stream for one block's captures; nobody else captures on it until `end_lease`."""
 
-    def end_lease(self, keep: bool) -> None:
-        """A block is over; `keep` the stream for this pool, or let others have it."""
+    def end_lease(self, lessee: object, keep: bool) -> None:
+        """A block is over; `keep` the stream for this pool, or let others have it.
+
+        Does nothing for somebody who has no lease.
+        """
 
     @property
     def mark(self) -> CompletionMark:

@@ -23,8 +23,7 @@ class Enclosed:
         self.framework = framework
         with release.relaxed_thread():
             self.pool: Pool = framework.new_pool(None)
-            self._is_leased = stream is None
-            self.stream_object = self.pool.lease() if stream is None else stream
+            self.stream_object = self.pool.lease(self) if stream is None else stream
         self._session = _session(framework, self.pool, self.stream_object, mode)
         self._is_entered = False
 
@@ -61,9 +60,7 @@ class Enclosed:
                 self._is_entered = False
                 self._session.leave(failed)
         finally:
-            if self._is_leased:
-                self._is_leased = False
-                self.pool.end_lease(keep=self._session.uses_workspace)
+            self.pool.end_lease(self, keep=self._session.uses_workspace)
 
 
 def _session(framework: Framework, pool: Pool, stream: Any, mode: str) -> Session:

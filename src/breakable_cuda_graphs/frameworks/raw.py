@@ -52,10 +52,10 @@ class RawPool:
     def handle(self) -> RawPool:
         return self
 
-    def lease(self) -> RawStream:
+    def lease(self, lessee: object) -> RawStream:
         return self.stream
 
-    def end_lease(self, keep: bool) -> None:
+    def end_lease(self, lessee: object, keep: bool) -> None:
         """The stream stays with the pool."""
 
     def discard(self) -> None:
@@ -148,8 +148,8 @@ class RawSession:
         return base.Captured(*ended)
 
     def _closed(self) -> None:
-        self._is_open = False
         release.capture_closed(self)
+        self._is_open = False  # last: an interrupted end is taken up by `abandon`
 
     def abandon(self) -> None:
         if self._is_open:

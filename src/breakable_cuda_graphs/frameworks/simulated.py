@@ -55,20 +55,18 @@ class SimulatedSession(RawSession):
     def __init__(self, framework: SimulatedTorch, stream: Any, mode: str) -> None:
         super().__init__(framework, stream, mode)
         self._recorder = tensors.TensorRecorder(framework.driver.module)
-        self._is_recording = False
         self._older: set[int] | None = None
 
     def begin(self) -> None:
         super().begin()
         self._recorder.begin(int(self.stream))
-        self._is_recording = True
 
     def end(self, survey: Survey | None) -> base.Captured:
-        self._stop()
+        self._recorder.end()
         return super().end(survey)
 
     def abandon(self) -> None:
-        self._stop()
+        self._recorder.end()
         super().abandon()
 
     def before_break(self) -> None:
@@ -96,11 +94,6 @@ class SimulatedSession(RawSession):
     def leave(self, failed: bool) -> None:
         self._recorder.leave()
         super().leave(failed)
-
-    def _stop(self) -> None:
-        if self._is_recording:
-            self._is_recording = False
-            self._recorder.end()
 
 
 def _storages() -> list[tuple[int, int, Any]]:

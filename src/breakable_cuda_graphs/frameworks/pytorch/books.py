@@ -126,8 +126,8 @@ class Books:
             generator.set_offset(offset)
 
     def _closed(self) -> None:
-        self._stage = _CLOSED
         release.capture_closed(self)
+        self._stage = _CLOSED  # last: an interrupted end is taken up by `close`
 
 
 def _discard(ended: Ended) -> None:

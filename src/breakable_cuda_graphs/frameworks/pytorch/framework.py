@@ -166,8 +166,8 @@ class TorchSession:
         return base.Captured(0, GraphView(self.driver, raw, runner), runner)
 
     def _closed(self) -> None:
-        self._books = None
         self.pool.close_capture(self)
+        self._books = None  # last: an interrupted end is taken up by `abandon`
 
     @property
     def had_company(self) -> bool:

@@ -46,7 +46,7 @@ class TorchPool:
         self._stream: CaptureStream | None = None  # leased by a block, or kept
         self._last_stream: CaptureStream | None = None  # blocks of this pool belong to it
         self._keeps_stream = False
-        self._leases = 0
+        self._lessees: set[object] = set()
         self._captured_by: object = None  # the session whose segment is open in this pool
         self._anchor: Any = None
         self._ranges: list[tuple[int, int]] = []
@@ -63,11 +63,10 @@ class TorchPool:
         self._keeps_stream = True
         return self._hold_stream()
 
-    def lease(self) -> Any:
+    def lease(self, lessee: object) -> Any:
         """The stream for a block's captures, this pool's alone until `end_lease`."""
-        external = self._hold_stream()
-        self._leases += 1
-        return external
+        self._lessees.add(lessee)
+        return self._hold_stream()
 
     def _hold_stream(self) -> Any:
         if self._stream is None:
@@ -77,13 +76,16 @@ class TorchPool:
             self._last_stream = self._stream
         return self._stream.external
 
-    def end_lease(self, keep: bool) -> None:
-        """A block is over; `keep` if kernels of its now depend on the stream's workspace."""
-        self._leases -= 1
+    def end_lease(self, lessee: object, keep: bool) -> None:
+        """A block is over; `keep` if kernels of its now depend on the stream's workspace.
+
+        Does nothing for somebody who has no lease.
+        """
         self._keeps_stream = self._keeps_stream or keep
-        if self._stream is not None and not self._keeps_stream and not self._leases:
-            capture_streams.give_back(self._stream)
-            self._stream = None
+        self._lessees.discard(lessee)
+        if self._stream is not None and not self._keeps_stream and not self._lessees:
+            stream, self._stream = self._stream, None  # lost in between, it is one stream less
+            capture_streams.give_back(stream)
 
     def open_capture(self, session: object) -> None:
         """A segment is about to be captured into the pool; torch routes one at a time to an id.
