@@ -1,25 +1,14 @@
-"""Fixtures that hide which driver answers.
-
-The files that say "uses nothing a device lacks" are about the driver, not about the simulator:
-
-    BREAKABLE_CUDA_GRAPHS_CONFORMANCE=device pytest tests/simulator/test_capture_rules.py ...
-
-runs them against the bindings' own module and a real device: where they fail, the simulator is
-wrong.
-"""
+"""Drivers that note misuse, and things to work with; the rules of a device are in conformance/."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs._driver import bindings
 from breakable_cuda_graphs.simulator import SimulatedDriver
-
-from .helpers import INVALIDATED, code, ok
+from raw_calls import INVALIDATED, code, ok
 
 
 @pytest.fixture
@@ -28,9 +17,6 @@ def driver_module() -> Iterator[Any]:
 
     At the end nothing may have been misused; tests of misuse take `misused_driver`.
     """
-    if os.environ.get("BREAKABLE_CUDA_GRAPHS_CONFORMANCE") == "device":
-        yield _ready(bindings.types)
-        return
     driver = _ready(SimulatedDriver(seed=1))
     yield driver
     assert driver.findings == []

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedDriver
-
-from .helpers import code, ok
+from raw_calls import code, ok
 
 
 def test_nothing_works_before_initialisation():

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedKernel, current_launch
-
-from .helpers import begin, code, kernel_params, launch, launch_kernel, nodes, ok, words
+from raw_calls import begin, code, kernel_params, launch, launch_kernel, nodes, ok, words
 
 
 def add(address: int, value: int) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedKernel
-
-from .helpers import (
+from raw_calls import (
     GLOBAL,
     RELAXED,
     begin,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedDriver, SimulatedKernel
-
-from .helpers import THREAD_LOCAL, begin, edges, kernel_params, launch_kernel, ok, words
+from raw_calls import THREAD_LOCAL, begin, edges, kernel_params, launch_kernel, ok, words
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings

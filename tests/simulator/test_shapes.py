@@ -8,8 +8,7 @@ import pytest
 
 from breakable_cuda_graphs._driver import bindings
 from breakable_cuda_graphs.simulator import SimulatedDriver
-
-from .helpers import begin, code, fill, ok
+from raw_calls import begin, code, fill, ok
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedDriver
-
-from .helpers import GLOBAL, begin, code, nodes, ok, status
+from raw_calls import GLOBAL, begin, code, nodes, ok, status
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
