@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Literal
 
-from . import blocks, debugging, errors, results, structures
+from . import blocks, debugging, errors, journals, results, structures
 from ._driver import bindings, capturing, contexts, reading, release, userobjects
 from ._driver.capturing import Status
 from ._driver.ordering import join
@@ -179,7 +179,7 @@ class Block:
         self._held: list[Any] = []  # memory of arguments of breaks, until the block ends
         self._held_bytes = 0
         self._in_break = ""  # the name of the break that runs now
-        self._line = self._user_line()  # where the present segment began
+        self._line = debugging.user_line()  # where the present segment began
         self._poison: BaseException | None = None
         self._stacks: StackRecorder | None = None
         self.in_body = ""  # the part of a conditional node that is being captured now
@@ -358,11 +358,11 @@ class Block:
             self._refuse(captured, problem)
         assert captured.graph is not None
         assert survey is not None
-        self._segments.append(
-            GraphSegment(index, captured.graph, frozenset(survey.kinds), captured.runner)
-        )
+        segment = GraphSegment(index, captured.graph, frozenset(survey.kinds), captured.runner)
+        segment.line = self._line
+        self._segments.append(segment)
         if self._rules.check_liveness or self._rules.keep_inputs:
-            role = f"read or written in segment {index}, captured {self._line}"
+            role = f"read or written in segment {index}, captured at {self._line}"
             self.sequence._memory.note_segment(survey, self.session, self._rules, role)
 
     def _reason(self, index: int, where: str, code: int, unjoined: Exception) -> Exception:
@@ -424,9 +424,12 @@ class Block:
             return
         self._check_whole(name)
         self._end_segment(name)
-        self._segments.append(
-            EagerSegment(len(self._segments), does_nothing, (), {}, name=name, does_nothing=True)
+        self._line = debugging.user_line()
+        segment = EagerSegment(
+            len(self._segments), does_nothing, (), {}, name=name, does_nothing=True
         )
+        segment.line, segment.scopes = self._line, journals.open_labels(self)
+        self._segments.append(segment)
         self._begin_segment()
 
     def run_break(
@@ -438,7 +441,7 @@ class Block:
             return function(*args, **kwargs)  # a break inside a break is a plain call
         self._check_whole(name)
         self._end_segment(f"the break {name}")
-        self._line = self._user_line()
+        self._line = debugging.user_line()
         self._in_break = name
         try:
             if self._barrier_fn is not None:
@@ -450,13 +453,10 @@ class Block:
             raise
         finally:
             self._in_break = ""
+        segment.line, segment.scopes = self._line, journals.open_labels(self)
         self._segments.append(segment)
         self._begin_segment()
         return value
-
-    def _user_line(self) -> str:
-        """Where the user's code is now, if anybody will be told."""
-        return debugging.user_line() if self._rules.check_liveness else ""
 
     def _call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -511,7 +511,7 @@ class Block:
                 address, nbytes, storage = arrays.storage(leaf)
                 addresses.add(address)
                 self._hold(storage, nbytes)
-            role = f"argument {path} of the break {name}, captured {self._line}"
+            role = f"argument {path} of the break {name}, captured at {self._line}"
             return self.sequence._memory.argument(leaf, arrays, self.session, self._rules, role)
 
         made = structures.rebuilt_call(args, kwargs, replace)

@@ -51,11 +51,11 @@ _HERE = os.path.dirname(__file__) + os.sep
 
 
 def user_line() -> str:
-    """The nearest line of the calling thread that is not this library's, as 'at file:line'."""
+    """The nearest line of the calling thread that is not this library's, as "file:line"."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back  # type: ignore[assignment]
-    return f"at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "here"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
 
 
 #: Libraries that work on a device: what they raise inside a segment likely has to do with it.

@@ -139,6 +139,10 @@ def not_copyable(what: str) -> TypeError:
 # ---------------------------------------------------------------- arguments
 
 
+def too_few(name: str, given: int, least: int) -> ValueError:
+    return ValueError(f"{name} has to be at least {least}, not {given}")
+
+
 def not_a_stream(given: object) -> TypeError:
     return TypeError(
         f"{type(given).__name__} is not a stream: give a torch, CuPy, Numba or cuda.core stream, an "
@@ -312,6 +316,34 @@ def reentered(what: str) -> ReplayError:
     return ReplayError(
         f"a sequence cannot be {what} by one of its own breaks while it replays: do it when replay() "
         "has returned"
+    )
+
+
+def nothing_to_profile() -> ReplayError:
+    return ReplayError(
+        "there is nothing to profile: the sequence is empty. Capture into it first, with "
+        "`with breakable_graph(sequence): ...`."
+    )
+
+
+def profile_in_capture() -> ReplayError:
+    return ReplayError(
+        "a sequence cannot be profiled while its stream is captured: events of a capture have no "
+        "times. Call profile() outside of the capture."
+    )
+
+
+def changed_while_profiled() -> ReplayError:
+    return ReplayError(
+        "the sequence was captured anew or reset while profile() ran, by a break or another thread. "
+        "Profile it when nothing changes it."
+    )
+
+
+def no_ranges(what: str, tried: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        f"{what} ranges need one of {', '.join(tried)}, and none of them works here. "
+        "`pip install nvtx` brings the smallest."
     )
 
 

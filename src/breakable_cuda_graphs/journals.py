@@ -67,6 +67,11 @@ class Journal:
         self._open.append(scope)
         return scope
 
+    @property
+    def open_labels(self) -> tuple[str, ...]:
+        """The labels of the scopes that are open now, from the outermost in."""
+        return tuple(scope.label for scope in self._open)
+
     def leave(self, scope: _Scope, segment: int) -> None:
         """A scope ends, perhaps in a later segment than it began in."""
         if scope in self._open:
@@ -142,6 +147,12 @@ def of_block(block: Block) -> Page:
         journal = _journals[block] = Journal(block.driver, block.stream)
     number = len(block._segments)
     return Page(journal, number if block._is_open else number + 1)
+
+
+def open_labels(block: Block) -> tuple[str, ...]:
+    """The scopes that are open in a block now; none where nothing was ever noted."""
+    journal = _journals.get(block) if _journals else None
+    return () if journal is None else journal.open_labels
 
 
 def claim(index: int) -> Journal | None:

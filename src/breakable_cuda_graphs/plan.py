@@ -8,7 +8,8 @@ nothing eager between them are joined, as child nodes of one graph, into one lau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ._driver import reading
@@ -45,6 +46,23 @@ class Plan:
         self.parts: list[GraphSegment | EagerSegment] = []  # what is embedded in other captures
         for group in _groups(segments):
             self._add(driver, group)
+
+    def units(self) -> Iterator[tuple[tuple[GraphSegment | EagerSegment, ...], Step]]:
+        """What one replay does, a launch or a call at a time, and the segments that each one runs."""
+        for group in _groups(self.parts):
+            if isinstance(group, EagerSegment):
+                yield (group,), (None, self._body(group), group.args, group.kwargs)
+            elif group[0]._runner is not None:
+                yield tuple(group), (None, group[0]._runner.replay, (), {})
+            else:
+                assert group[0]._executable is not None
+                yield tuple(group), (group[0]._executable.value, None, (), {})
+
+    def with_steps(self, steps: list[Step]) -> Plan:
+        """The same replay with other steps: what it does, with something done in between."""
+        made = copy.copy(self)
+        made.steps = steps
+        return made
 
     def _add(self, driver: Driver, group: list[GraphSegment] | EagerSegment) -> None:
         if isinstance(group, EagerSegment):

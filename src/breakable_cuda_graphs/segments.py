@@ -35,6 +35,7 @@ class GraphSegment:
 
     graph: what was captured, to be looked at; its nodes show what will run, edits included.
     exec: edits whatever executable really runs the segment.
+    line: where the user's code was when it began ("file.py:12"); "" for a graph built by hand.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class GraphSegment:
         runner: Runner | None,
     ) -> None:  # fmt: skip
         self.index = index
+        self.line = ""  # where the user's code was when the capture of it began, "file.py:12"
         self._handle = graph
         self._kinds = node_kinds
         self._runner = runner
@@ -256,7 +258,8 @@ class EagerSegment:
     """A break: a call that runs as ordinary Python at each replay.
 
     `fn`, `args` and `kwargs` are what is called; arrays among the arguments are the stand-ins that
-    replays see. `name` is the function's qualified name.
+    replays see. `name` is the function's qualified name, `line` is where it was called at capture
+    ("file.py:12"), and `scopes` are the `annotate` blocks around that call, from the outermost in.
     """
 
     def __init__(
@@ -266,6 +269,8 @@ class EagerSegment:
         self.index = index
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.name = name
+        self.line = ""
+        self.scopes: tuple[str, ...] = ()
         self._modes = modes
         self._result = result
         self._does_nothing = does_nothing  # force_no_graph: a border without a body

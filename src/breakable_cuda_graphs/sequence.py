@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import blocks, drawing, errors, frameworks, placing, rebinding
+from . import blocks, drawing, errors, frameworks, placing, profiling, rebinding
 from ._driver import bindings, capturing, contexts, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
 from .frameworks.base import Framework, Pool
 from .liveness import Memory
 from .plan import Plan
+from .reports import Report
 from .segments import EagerSegment, GraphSegment
 from .streams import DEFAULT_STREAMS, as_handle
 
@@ -199,6 +200,26 @@ class CUDAGraphSequence:
     def __str__(self) -> str:
         """The sequence and its graphs on one page."""
         return drawing.sequence_page(self)
+
+    # ---- what it costs
+
+    def profile(self, iterations: int = 50, warmup: int = 5, stream: Any = None) -> Report:
+        """Replay it some times and measure where the time goes, on the host and on the device.
+
+        iterations: how many replays are timed, each way of timing them.
+        warmup: how many are done before that.
+        stream: where to replay, as in `replay`.
+
+        The report has a row for each segment and break: the work of the stream, the gap in which the
+        stream waits for the host, the host's time, launches and nodes. `print(report)` is a table;
+        `to_html`, `to_json` and `to_chrome_trace` write files.
+
+        All of it are replays, about three times `iterations` of them (`report.replays` says how
+        many): random numbers are drawn, and breaks do what they do. Other threads' replays of the
+        sequence wait. Raises what `replay` raises; `ReplayError` too for an empty sequence and in a
+        capture.
+        """
+        return profiling.profile(self, iterations, warmup, stream)
 
     # ---- edits
 

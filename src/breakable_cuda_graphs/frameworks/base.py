@@ -70,6 +70,9 @@ class Pool(Protocol):
     def mark(self) -> CompletionMark:
         """The end of the last replay of any sequence in this pool."""
 
+    def nbytes(self) -> int | None:
+        """The device memory that the pool has now, in bytes; None where there is no pool of memory."""
+
     def discard(self) -> None:
         """Queue for release what the pool holds; it is not used again."""
 

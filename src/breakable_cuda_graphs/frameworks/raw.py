@@ -58,6 +58,9 @@ class RawPool:
     def end_lease(self, lessee: object, keep: bool) -> None:
         """The stream stays with the pool."""
 
+    def nbytes(self) -> None:
+        """No allocator is known."""
+
     def discard(self) -> None:
         """Queue the mark for release; the stream goes with its last reference."""
         release.later(self._epoch, self.mark.close)

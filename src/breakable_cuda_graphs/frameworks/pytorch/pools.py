@@ -121,6 +121,11 @@ class TorchPool:
             if segment["device"] == self.device
         ]
 
+    def nbytes(self) -> int:
+        """What the allocator has reserved for the pool, in bytes."""
+        self.look()
+        return sum(end - start for start, end in self._ranges)
+
     def __del__(self, later: Any = release.later) -> None:
         # At the end of the interpreter nothing is released; without a mark it was never made whole.
         if _Remains is not None and hasattr(self, "mark"):

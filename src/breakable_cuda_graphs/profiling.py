@@ -1,0 +1,502 @@
+"""Where the time of a replay goes: on the host, on the device, and while one waits for the other.
+
+The hard problem: an event in a stream says when the stream got there, not whether it worked or
+waited before. So the same replay is timed in four ways, in turn:
+
+1. as it is, to know what all the others have to add up to;
+2. with an event and the host's time between its units: how long the stream takes from one to the
+   next, work and waiting together. Nothing else is added, so the units add up to the replay;
+3. with a delay before each unit that outlasts its submission: then the stream never waits, and what
+   it takes is work;
+4. where a break waits for the device itself, nothing can be queued ahead of that. There the end of
+   what it had submitted when it began to wait is marked by another thread, while it waits; from
+   there on the stream runs at the host's pace, and all of it counts as waiting.
+
+What the second takes longer than the third or fourth is the gap. All of it are replays: random
+numbers are drawn, breaks do what they do. The hot path of `replay()` knows nothing of this; the
+timed forms are plans whose steps have calls in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import errors
+from ._driver import bindings, capturing, contexts, process, reading, release, timing
+from .plan import Plan, Step
+from .reports import Block, Report, Row
+from .segments import GraphSegment
+from .streams import as_handle
+from .units import BREAK, Unit, units_of
+
+if TYPE_CHECKING:
+    from .sequence import CUDAGraphSequence
+
+__all__ = ["profile"]
+
+_ROUNDS = 5  # the ways of timing take turns, so that a slow moment of the machine meets all of them
+_GATED = 10  # replays with delays, at most
+_MOST_EVENTS = 8192  # alive at once
+_SHOWN = 3  # replays on the timeline
+_LONGEST_DELAY = 50_000.0  # microseconds before one unit
+_WAIT_DELAY = 2_000.0  # at least so long before a break that waits, for a thread to wake up in
+_COPIES = 4  # of each executable, to see their memory
+_MOST_COPIED_NODES = 20_000
+
+_Steps = list[Step]
+
+
+def profile(
+    sequence: CUDAGraphSequence, iterations: int, warmup: int, stream: Any = None
+) -> Report:
+    """See `CUDAGraphSequence.profile`."""
+    for name, number, least in (("iterations", iterations, 1), ("warmup", warmup, 0)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise errors.bad_type(name, number, "an int")
+        if number < least:
+            raise errors.too_few(name, number, least)
+    plan = sequence._plan
+    if plan is None or sequence._epoch != process.epoch:
+        sequence._refuse_unless_empty()
+        raise errors.nothing_to_profile()
+    with contexts.made_current(plan.framework.driver, sequence._context):
+        handle = plan.framework.current_stream() if stream is None else as_handle(stream)
+        driver = plan.framework.driver
+        if capturing.status(driver, bindings.types.CUstream(handle)) is not capturing.Status.NONE:
+            raise errors.profile_in_capture()
+        with contextlib.closing(_Profiler(sequence, plan, stream, handle)) as profiler:
+            return profiler.run(iterations, warmup)
+
+
+class _Pass(NamedTuple):
+    """What was seen of some replays: for each, the times at its marks in microseconds."""
+
+    gpu: list[list[float]]
+    cpu: list[list[float]]
+
+
+class _Profiler:
+    """One call of `profile`."""
+
+    def __init__(self, sequence: CUDAGraphSequence, plan: Plan, stream: Any, handle: int) -> None:
+        self._sequence, self._plan, self._given = sequence, plan, stream
+        self._driver, self._handle = plan.framework.driver, handle
+        self._stream = bindings.types.CUstream(handle)
+        self._record = self._driver.module.cuEventRecord
+        self._units = units_of(sequence, plan)
+        self._replays = 0
+        self._held: list[Any] = []
+        with self._quiet():
+            anchors = self._events(5)
+            self._clock = timing.compare_clocks(self._driver, self._stream, anchors.values)
+            self._delay: timing.Delay | None = None
+
+    def close(self) -> None:
+        """Let the stream pass what was put into it, and give everything back."""
+        with self._quiet():
+            self._driver.module.cuStreamSynchronize(self._stream)
+            for thing in self._held:
+                thing.close()
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Calls that would harm captures of other threads do not."""
+        with release.relaxed_thread():
+            yield
+
+    def _events(self, count: int) -> timing.TimedEvents:
+        made = timing.TimedEvents(self._driver, count)
+        self._held.append(made)
+        return made
+
+    def _drop(self, events: timing.TimedEvents) -> None:
+        self._held.remove(events)
+        events.close()
+
+    # ---- the passes
+
+    def run(self, iterations: int, warmup: int) -> Report:
+        for _ in range(warmup):
+            self._replay_plainly()
+        plain, marked = _Pass([], []), _Pass([], [])
+        for count in _shares(iterations, min(_ROUNDS, iterations)):
+            self._time_plain(count, plain)
+            self._time_marked(count, marked)
+        stamp = self._stamp_cost()
+        with self._turn():
+            work, waits = self._work(marked, min(iterations, _GATED))
+        return self._report(iterations, plain, marked, stamp, work, waits)
+
+    def _time_plain(self, count: int, result: _Pass) -> None:
+        """Replays as they are, with one event between each two of them."""
+        while count:
+            part = min(count, _MOST_EVENTS)
+            count -= part
+            with self._quiet():
+                events = self._events(part + 1)
+                self._synchronize()
+            times = []
+            self._replay_plainly()  # the stream is as full as it gets when the first one begins
+            self._mark(events.values[0])
+            for event in events.values[1:]:
+                before = time.perf_counter_ns()
+                self._replay_plainly()
+                times.append((time.perf_counter_ns() - before) / 1e3)
+                self._mark(event)
+            with self._quiet():
+                self._synchronize()
+                at = events.since(self._clock.event, events.values)
+                self._drop(events)
+            result.gpu.extend([a, b] for a, b in itertools.pairwise(at))
+            result.cpu.extend([0.0, taken] for taken in times)
+
+    def _time_marked(self, count: int, result: _Pass) -> None:
+        """Replays with a mark before the first unit and behind each."""
+        marks = len(self._units) + 1
+        while count:
+            part = max(1, min(count, _MOST_EVENTS // marks))
+            count -= part
+            with self._quiet():
+                events = self._events(part * marks + 1)
+                self._synchronize()
+            stamps: list[int] = []
+            plan = self._plan.with_steps(self._marked_steps(events.values, stamps))
+            self._replay_plainly()
+            with self._turn():
+                for _ in range(part):
+                    self._replay(plan)
+                self._mark(events.values[-1])
+            stamps.append(time.perf_counter_ns())
+            with self._quiet():
+                self._synchronize()
+                gpu = events.since(self._clock.event, events.values)
+                self._drop(events)
+            cpu = [(stamp - self._clock.nanoseconds) / 1e3 for stamp in stamps]
+            for first in range(0, part * marks, marks):
+                result.gpu.append(gpu[first : first + marks + 1])
+                result.cpu.append(cpu[first : first + marks + 1])
+
+    def _marked_steps(self, events: Sequence[Any], stamps: list[int]) -> _Steps:
+        mark = _marker(self._record, iter(events), self._stream, stamps)
+        steps: _Steps = [(None, mark, (), {})]
+        for unit in self._units:
+            executable, function, args, kwargs = unit.step
+            if function is None:
+                steps.append((executable, mark, (), {}))
+            else:
+                steps += [(None, function, args, kwargs), (None, mark, (), {})]
+        return steps
+
+    def _stamp_cost(self) -> float:
+        """What one mark costs the host, in microseconds: it is in every unit's time."""
+        count = 64
+        with self._quiet():
+            events, stamps = self._events(count), list[int]()
+            mark = _marker(self._record, iter(events.values), self._stream, stamps)
+            for _ in range(count):
+                mark()
+            self._synchronize()
+            self._drop(events)
+        return statistics.median((b - a) / 1e3 for a, b in itertools.pairwise(stamps))
+
+    # ---- work and waiting
+
+    def _work(self, marked: _Pass, count: int) -> tuple[list[float], list[bool]]:
+        """For each unit how long the stream works at it, and whether it waits for the device."""
+        with self._quiet():
+            self._delay = timing.Delay(self._driver, self._stream)
+            self._held.append(self._delay)
+        quickest = [
+            min(cpu[number + 1] - cpu[number] for cpu in marked.cpu)
+            for number in range(len(self._units))
+        ]
+        # At least four times as long as the host takes when it is quickest.
+        delays = [min(4 * taken + 30.0, _LONGEST_DELAY) for taken in quickest]
+        gated = self._time_gated(delays, count, ())
+        waits = [
+            unit.kind == BREAK
+            and not self._driver.simulated
+            and statistics.median(cpu[number] for cpu in gated.cpu)
+            > quickest[number] + delays[number] / 2
+            for number, unit in enumerate(self._units)
+        ]
+        work = [_middle([gpu[number] for gpu in gated.gpu]) for number in range(len(self._units))]
+        if any(waits):
+            delays = [
+                max(delay, _WAIT_DELAY) if waits[number] else 0.0
+                for number, delay in enumerate(delays)
+            ]
+            probed = self._time_gated(delays, count, [n for n, wait in enumerate(waits) if wait])
+            for number, wait in enumerate(waits):
+                if wait:
+                    work[number] = _middle([gpu[number] for gpu in probed.gpu])
+        return work, waits
+
+    def _time_gated(self, delays: Sequence[float], count: int, probed: Sequence[int]) -> _Pass:
+        """Each unit behind its delay; those that are probed up to where the host begins to wait."""
+        result = _Pass([], [])
+        many = len(self._units)
+        for _ in range(count):
+            with self._quiet():
+                events = self._events(3 * many)
+                self._synchronize()
+            gates = [
+                _Gate(self, delay, events.values[3 * n : 3 * n + 3], n in probed)
+                for n, delay in enumerate(delays)
+            ]
+            steps: _Steps = []
+            for unit, gate in zip(self._units, gates, strict=True):
+                executable, function, args, kwargs = unit.step
+                steps.append((None, gate.open, (), {}))
+                if function is None:
+                    steps.append((executable, gate.close, (), {}))
+                else:
+                    steps += [(None, function, args, kwargs), (None, gate.close, (), {})]
+            try:
+                self._replay(self._plan.with_steps(steps))
+            finally:
+                for gate in gates:
+                    gate.cancel()
+            with self._quiet():
+                self._synchronize()
+                result.gpu.append([gate.gpu(self._driver) for gate in gates])
+                self._drop(events)
+            result.cpu.append([gate.cpu for gate in gates])
+        return result
+
+    # ---- replays
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """No other thread replays the sequence meanwhile."""
+        sequence = self._sequence
+        sequence._take_turn()
+        try:
+            if sequence._plan is not self._plan:
+                raise errors.changed_while_profiled()
+            if sequence._handle != self._handle:
+                sequence._handle, sequence._stream = self._handle, self._stream
+            yield
+        finally:
+            sequence._runner_thread = 0
+            sequence._turn.release()
+
+    def _replay(self, plan: Plan) -> None:
+        """What `CUDAGraphSequence.replay` does once it has its turn, with another plan."""
+        self._replays += 1
+        sequence, given, handle = self._sequence, self._given, self._handle
+        if sequence._memory.stale is not None:
+            raise errors.stale_input(*sequence._memory.stale)
+        is_current = given is None or handle == plan.framework.current_stream()
+        if is_current and sequence._is_at_home(plan):
+            sequence._run(plan, handle, sequence._stream)
+        else:
+            sequence._replay_elsewhere(plan, given, handle)
+
+    def _replay_plainly(self) -> None:
+        self._replays += 1
+        self._sequence.replay(self._given)
+
+    def _mark(self, event: Any) -> None:
+        self._driver.cuEventRecord(event, self._stream)
+
+    def _synchronize(self) -> None:
+        self._driver.cuStreamSynchronize(self._stream)
+
+    # ---- the result
+
+    def _report(
+        self, iterations: int, plain: _Pass, marked: _Pass, stamp: float, work: Sequence[float],
+        waits: Sequence[bool],
+    ) -> Report:  # fmt: skip
+        chosen = _inner_half([gpu[-1] - gpu[0] for gpu in marked.gpu])
+        gpu = _mean_steps([marked.gpu[number] for number in chosen])
+        cpu = _mean_steps([marked.cpu[number] for number in chosen])
+        total = sum(gpu)
+        rows = []
+        for number, unit in enumerate(self._units):
+            busy = min(work[number], gpu[number])
+            rows.append(
+                self._row(unit, busy, gpu[number] - busy, cpu[number] - stamp, total, waits[number])
+            )
+        rest = Row(
+            kind="replay", name="start and end", scope="", line="", segments=(), gpu_us=0.0,
+            gap_us=gpu[-1], cpu_us=max(0.0, cpu[-1] - stamp), launches=0, nodes=0,
+            share=gpu[-1] / total, waits=False,
+        )  # fmt: skip
+        plain_totals = [gpu[1] - gpu[0] for gpu in plain.gpu]
+        replay = _middle(plain_totals)
+        pool = self._sequence._pool
+        with self._quiet():
+            pool_bytes = None if pool is None else pool.nbytes()
+            executable_bytes = self._executable_bytes()
+        return Report(
+            sequence=repr(self._sequence),
+            device=self._device_name(),
+            simulated=self._driver.simulated,
+            iterations=iterations,
+            replays=self._replays,
+            replay_us=replay,
+            fastest_us=min(plain_totals),
+            slowest_us=max(plain_totals),
+            cpu_us=_middle([cpu[1] for cpu in plain.cpu]),
+            profiled_us=total,
+            mark_us=stamp,
+            clock_error_us=self._clock.error,
+            pool_bytes=pool_bytes,
+            executable_bytes=executable_bytes,
+            rows=(*rows, rest),
+            timeline=self._timeline(marked, work),
+        )
+
+    def _row(
+        self, unit: Unit, busy: float, gap: float, cpu: float, total: float, waits: bool
+    ) -> Row:
+        return Row(
+            kind=unit.kind, name=unit.name, scope=unit.scope, line=unit.line,
+            segments=unit.segments, gpu_us=busy, gap_us=gap, cpu_us=max(0.0, cpu),
+            launches=None if unit.kind == BREAK else 1,
+            nodes=None if unit.kind == BREAK else unit.nodes,
+            share=(busy + gap) / total, waits=waits,
+        )  # fmt: skip
+
+    def _timeline(self, marked: _Pass, work: Sequence[float]) -> tuple[Block, ...]:
+        """A few replays in a row, from the one whose time is in the middle."""
+        totals = [gpu[-1] - gpu[0] for gpu in marked.gpu]
+        middle = sorted(range(len(totals)), key=totals.__getitem__)[len(totals) // 2]
+        first = max(0, min(middle, len(totals) - _SHOWN))
+        start = min(marked.cpu[first][0], marked.gpu[first][0])
+        blocks = []
+        for number in range(first, min(first + _SHOWN, len(totals))):
+            gpu, cpu = marked.gpu[number], marked.cpu[number]
+            for unit in range(len(self._units)):
+                busy = min(work[unit], gpu[unit + 1] - gpu[unit])
+                blocks.append(
+                    Block(
+                        number - first, unit, cpu[unit] - start, cpu[unit + 1] - cpu[unit],
+                        gpu[unit] - start, gpu[unit + 1] - gpu[unit], busy,
+                    )
+                )  # fmt: skip
+        return tuple(blocks)
+
+    def _executable_bytes(self) -> float | None:
+        """Measured by making executables anew; None where that takes too long, or cannot be."""
+        graphs = [
+            part._handle
+            for part in self._plan.parts
+            if isinstance(part, GraphSegment) and part._kinds.isdisjoint(reading.NO_CHILDREN)
+        ]
+        nodes = sum(unit.nodes for unit in self._units)
+        if self._driver.simulated or not graphs or nodes * _COPIES > _MOST_COPIED_NODES:
+            return None
+        return timing.instantiated_bytes(self._driver, graphs, _COPIES)
+
+    def _device_name(self) -> str:
+        if self._driver.simulated:
+            return "simulated device"
+        device = self._driver.cuCtxGetDevice()
+        name = self._driver.cuDeviceGetName(96, device)
+        return bytes(name).split(b"\0")[0].decode(errors="replace")
+
+
+class _Gate:
+    """The delay before one unit, and the marks around the unit."""
+
+    def __init__(
+        self, profiler: _Profiler, microseconds: float, events: Sequence[Any], is_probed: bool
+    ) -> None:
+        self._profiler, self._is_probed = profiler, is_probed
+        self._begin, self._end, self._probe = events
+        delay = profiler._delay
+        assert delay is not None
+        self._delay = delay
+        self._times = (
+            -(-int(microseconds) // max(1, int(delay.microseconds))) if microseconds else 0
+        )
+        if profiler._driver.simulated:
+            self._times = min(self._times, 1)
+        self._seconds = microseconds / 2e6
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_marked = False
+        self._before = self.cpu = 0.0
+
+    def open(self) -> None:
+        """Before the unit: nothing of it runs until the host is done with it."""
+        if self._is_probed:
+            self._thread = threading.Thread(target=self._mark_work, daemon=True)
+            self._thread.start()
+        self._delay.launch(self._times)
+        self._profiler._mark(self._begin)
+        self._before = time.perf_counter_ns()
+
+    def close(self) -> None:
+        """Behind the unit."""
+        after = time.perf_counter_ns()
+        self._profiler._mark(self._end)
+        self.cpu = (after - self._before) / 1e3
+        self.cancel()
+
+    def cancel(self) -> None:
+        """The unit is over, or the replay."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _mark_work(self) -> None:
+        """In another thread, halfway through the delay: all is submitted, and the host waits."""
+        profiler = self._profiler
+        if not self._over.wait(self._seconds):
+            with contexts.made_current(profiler._driver, profiler._sequence._context):
+                profiler._mark(self._probe)
+            self._is_marked = True
+
+    def gpu(self, driver: bindings.Driver) -> float:
+        """How long the stream worked at the unit, in microseconds."""
+        end = self._probe if self._is_marked else self._end
+        return max(0.0, 1e3 * float(driver.cuEventElapsedTime(self._begin, end)))
+
+
+def _marker(record: Any, events: Iterator[Any], stream: Any, stamps: list[int]) -> Any:
+    """A call that notes the host's time and records the next event: as little as it can be."""
+    clock, note = time.perf_counter_ns, stamps.append
+
+    def mark() -> None:
+        note(clock())
+        record(next(events), stream)
+
+    return mark
+
+
+def _shares(count: int, parts: int) -> list[int]:
+    """A number in so many parts that differ by one at most."""
+    return [count // parts + (number < count % parts) for number in range(parts)]
+
+
+def _inner_half(values: Sequence[float]) -> list[int]:
+    """The places of the values that are neither in the lowest nor in the highest quarter."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    cut = len(values) // 4
+    return order[cut : len(values) - cut]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The mean of the inner half: a rare long replay does not move it."""
+    chosen = _inner_half(values)
+    return sum(values[number] for number in chosen) / len(chosen)
+
+
+def _mean_steps(times: Sequence[Sequence[float]]) -> list[float]:
+    """The mean distances between the marks of some replays; they add up to the mean total."""
+    count = len(times)
+    return [
+        sum(each[mark + 1] - each[mark] for each in times) / count
+        for mark in range(len(times[0]) - 1)
+    ]
