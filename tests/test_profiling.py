@@ -375,6 +375,23 @@ def test_a_break_that_replays_its_sequence_is_refused(device: Any) -> None:
         seq.profile(iterations=2)
     armed.clear()
     seq.replay()
+
+
+def test_a_break_cannot_profile_its_sequence(device: Any) -> None:
+    x, seq = torch.ones(4), CUDAGraphSequence()
+    armed = []
+
+    @no_graph
+    def again() -> None:
+        if armed:
+            seq.profile(iterations=1, warmup=0)
+
+    with breakable_graph(seq):
+        x.add_(1)
+        again()
+    armed.append(1)
+    with pytest.raises(ReplayError, match="profiled by one of its own breaks"):
+        seq.replay()
     del again  # it holds the sequence that holds it
 
 

@@ -65,6 +65,8 @@ def profile(
     if plan is None or sequence._epoch != process.epoch:
         sequence._refuse_unless_empty()
         raise errors.nothing_to_profile()
+    if sequence._has_turn:
+        raise errors.reentered("profiled")
     with contexts.made_current(plan.framework.driver, sequence._context):
         handle = plan.framework.current_stream() if stream is None else as_handle(stream)
         driver = plan.framework.driver
@@ -276,16 +278,12 @@ class _Profiler:
     def _turn(self) -> Iterator[None]:
         """No other thread replays the sequence meanwhile."""
         sequence = self._sequence
-        sequence._take_turn()
-        try:
+        with sequence._turn:
             if sequence._plan is not self._plan:
                 raise errors.changed_while_profiled()
             if sequence._handle != self._handle:
                 sequence._handle, sequence._stream = self._handle, self._stream
             yield
-        finally:
-            sequence._runner_thread = 0
-            sequence._turn.release()
 
     def _replay(self, plan: Plan) -> None:
         """What `CUDAGraphSequence.replay` does once it has its turn, with another plan."""

@@ -29,7 +29,7 @@ class TimedEvent(EventHandle):
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> TimedEvent:
-        return cls(driver, driver.cuEventCreate(0))
+        return cls.make(driver, "cuEventCreate", 0)
 
 
 class TimedEvents:
@@ -63,7 +63,7 @@ class Delay:
 
     def __init__(self, driver: bindings.Driver, stream: Any) -> None:
         self._driver, self._stream = driver, stream
-        self._buffer = _Buffer(driver, driver.cuMemAlloc(_FILL_BYTES))
+        self._buffer = _Buffer.make(driver, "cuMemAlloc", _FILL_BYTES)
         self._graph = GraphHandle.create(driver)
         fill = works.Fill(
             int(self._buffer.value), 0, 1, _FILL_BYTES, context=contexts.current(driver)
