@@ -21,7 +21,7 @@ import numpy
 
 from . import errors
 from ._driver.bindings import Driver, types
-from .nodes import Arg
+from .words import Arg
 
 __all__ = ["Memory", "array_memory", "as_memory", "pack", "packed"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .nodes import ChildNode, ConditionalNode, KernelNode, MemcpyNode, MemsetNode, Node
-from .templates import Snapshot
+from .snapshots import Snapshot
 
 if TYPE_CHECKING:
     from .graph import Graph

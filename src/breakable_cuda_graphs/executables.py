@@ -1,20 +1,17 @@
 """GraphExec: an executable graph, its launches and its edits.
 
-The hard problem: an executable can be changed but not read, its nodes are named by those of the graph
-that it was made from, and what really runs a segment of a sequence may be another executable than its
-own (one that was joined from several, or torch's). So every change is worked out from a record of
-what was changed before (the shadow), is one driver call, and is recorded only when that has worked;
-and a `Target` knows which executable that is, and by which node it knows each node of the segment.
+The hard problem: an executable can be changed but not read, and its nodes are named by those of the
+graph that it was made from. So every change is worked out from a record of what was changed before (the
+shadow), is one driver call, and is recorded only when that has worked. Which executable that call goes
+to is the business of a `Target`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import edits, errors, frameworks
 from ._driver import capturing, editing, process, release, works
@@ -23,6 +20,7 @@ from ._driver.handles import ExecHandle
 from ._driver.ordering import CompletionMark
 from .nodes import Node
 from .streams import as_handle
+from .targets import OwnTarget, Target
 from .templates import Shadow, Template
 
 if TYPE_CHECKING:
@@ -31,87 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["GraphExec"]
 
 _SWITCHABLE = (works.KERNEL, works.MEMCPY, works.MEMSET)
-
-
-class Target(Protocol):
-    """Which executable an edit goes to."""
-
-    @property
-    def mark(self) -> CompletionMark | None:
-        """The end of the last work that may read what the executable names."""
-
-    def executable(self) -> Any:
-        """The CUgraphExec; raises once it is closed."""
-
-    def twin(self, node: Any) -> Any:
-        """The CUgraphNode by which the executable knows a node of the template."""
-
-    def update_from(self, graph: Any) -> editing.Refusal | None:
-        """Give all nodes the parameters of another graph's."""
-
-    def launch(self, handle: int, stream: Any) -> None:
-        """Launch it on a stream."""
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """Keep others from launching or editing meanwhile."""
-
-    def close(self) -> None:
-        """Give it back, if it is ours to give."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is gone."""
-
-
-class OwnTarget:
-    """An executable that belongs to its `GraphExec`."""
-
-    def __init__(self, handle: ExecHandle, mark: CompletionMark) -> None:
-        self.handle = handle
-        self.driver = handle.driver
-        self._mark: CompletionMark | None = mark
-        self._lock = threading.RLock()
-        self._epoch = process.epoch
-
-    @property
-    def mark(self) -> CompletionMark | None:
-        return self._mark
-
-    def executable(self) -> Any:
-        return self.handle.value
-
-    def twin(self, node: Any) -> Any:
-        return node
-
-    def update_from(self, graph: Any) -> editing.Refusal | None:
-        return editing.update_exec(self.driver, self.executable(), graph)
-
-    def launch(self, handle: int, stream: Any) -> None:
-        executable, mark = self.executable(), self._mark
-        assert mark is not None
-        mark.order_after(handle, stream)
-        self.driver.cuGraphLaunch(executable, stream)
-        mark.record(handle, stream)
-
-    def turn(self) -> AbstractContextManager[Any]:
-        return self._lock
-
-    @property
-    def closed(self) -> bool:
-        return self.handle.closed
-
-    def close(self) -> None:
-        mark, self._mark = self._mark, None
-        if mark is None or not process.can_release(self._epoch):
-            return
-        with release.relaxed_thread():
-            mark.close()
-            self.handle.close()
-
-    def __del__(self, later: Any = release.later) -> None:
-        mark = getattr(self, "_mark", None)
-        if mark is not None:
-            later(self._epoch, mark.close)
 
 
 class GraphExec:

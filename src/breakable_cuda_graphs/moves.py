@@ -16,7 +16,7 @@ from . import errors
 from ._driver.bindings import Driver
 from .arguments import Memory, array_memory
 
-__all__ = ["Move", "moves_of"]
+__all__ = ["Move", "move_of", "moves_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,14 @@ def moves_of(driver: Driver, given: Any) -> list[Move]:
             moves.append(move)
     _require_apart(moves)
     return moves
+
+
+def move_of(moves: Iterable[Move], address: int) -> Move | None:
+    """The move whose old range an address lies in."""
+    for move in moves:
+        if move.start <= address < move.end:
+            return move
+    return None
 
 
 def _move(driver: Driver, old: Any, new: Any) -> Move:

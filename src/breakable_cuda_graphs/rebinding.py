@@ -4,7 +4,8 @@ The hard problem: a graph holds addresses as numbers among numbers. Each 8-byte 
 that lies in an old range is taken for an address, which can be wrong in two ways: a number that only
 looks like one, and an address inside something opaque (a tensor map of Hopper's copy engine), whose
 encoding is nobody's business. Alignment and bounds guard against the first and are reported; the
-second is refused unless `verify`, a second capture at other addresses, shows which words move.
+second is refused unless `verify`, a second capture at other addresses, shows which words move (see
+`proofs.py`).
 
 Everything is worked out before the first driver call; if one fails, those before it are taken back.
 """
@@ -13,8 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, structures
@@ -22,10 +22,19 @@ from ._driver import bindings, contexts, process, release, works
 from .arguments import array_memory
 from .executables import GraphExec, _Retired
 from .liveness import describe, nbytes_of
-from .moves import Move, moves_of
+from .moves import Move, move_of, moves_of
 from .plan import Plan
+from .proofs import (
+    Hit,
+    Proof,
+    Works,
+    has_tensor_maps,
+    may_be_map,
+    second_capture,
+    with_work,
+    works_of,
+)
 from .segments import EagerSegment, GraphSegment
-from .templates import Template
 
 if TYPE_CHECKING:
     from .sequence import CUDAGraphSequence
@@ -33,11 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Doubt", "Rebound", "rebind"]
 
 _WORD = 8
-
-#: A tensor map has 128 bytes and is aligned to 64 (CUDA driver API, CUtensorMap).
-_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
-_TENSOR_MAPS_FROM = 9  # compute capability
-_CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 
 
 class Doubt(NamedTuple):
@@ -72,15 +76,6 @@ class Rebound:
         return "\n".join(lines)
 
 
-class _Hit(NamedTuple):
-    """A word of a kernel's argument that lies in a move."""
-
-    argument: int
-    offset: int
-    value: int
-    move: Move
-
-
 class _Edit(NamedTuple):
     """One node's work before and after."""
 
@@ -100,9 +95,9 @@ def rebind(
     wanted = moves_of(driver, moves)
     if verify is not None and not callable(verify):
         raise errors.not_callable("verify", verify)
-    proof = None if verify is None else _proof(verify, wanted)
+    second = None if verify is None else second_capture(verify, wanted)
     with _turn(sequence):
-        work = _Rebinding(sequence, wanted, proof)
+        work = _Rebinding(sequence, wanted, second)
         work.prepare()
         work.apply()
         return work.report()
@@ -130,48 +125,45 @@ class _Rebinding:
     """One rebind: what it will change, and then the change."""
 
     def __init__(
-        self, sequence: CUDAGraphSequence, moves: list[Move], proof: list[list[works.Work]] | None
+        self, sequence: CUDAGraphSequence, moves: list[Move], second: Works | None
     ) -> None:
-        self._sequence, self._moves, self._proof = sequence, moves, proof
+        self._sequence, self._moves, self._second = sequence, moves, second
         self._driver = bindings.current()
-        self._has_maps = _has_tensor_maps(self._driver)
+        self._has_maps = has_tensor_maps(self._driver)
         self._edits: list[_Edit] = []
         self._breaks: list[tuple[EagerSegment, tuple[Any, ...], dict[str, Any]]] = []
         self._changes: list[str] = []
         self._doubts: list[Doubt] = []
         self._arguments = 0
         self._used: set[Move] = set()
-        self._bases: dict[Move, int] = {}  # where each old range was in the proof
 
     # ---- working it out
 
     def prepare(self) -> None:
         """Find all changes; raises for what cannot be moved, and changes nothing."""
-        captured = _with_work(self._sequence._segments)
-        works_of = [_works(segment._template) for segment in captured]
-        if self._proof is not None:
-            self._learn(works_of)
-        for number, (segment, found) in enumerate(zip(captured, works_of, strict=True)):
-            for place, (handle, work) in enumerate(found):
-                other = None if self._proof is None else self._proof[number][place]
-                self._node(segment, handle, work, other)
+        captured = with_work(self._sequence._segments)
+        found = [works_of(segment._template) for segment in captured]
+        mine = [[work for _, work in nodes] for nodes in found]
+        proof = (
+            None if self._second is None else Proof(self._driver, self._moves, mine, self._second)
+        )
+        for segment, nodes in zip(captured, found, strict=True):
+            for handle, work in nodes:
+                self._node(segment, handle, work, proof)
         for part in self._sequence._segments:
             if isinstance(part, EagerSegment):
                 self._break(part)
 
     def _move_of(self, address: int) -> Move | None:
-        for move in self._moves:
-            if move.start <= address < move.end:
-                return move
-        return None
+        return move_of(self._moves, address)
 
     def _node(
-        self, segment: GraphSegment, handle: Any, work: works.Work, other: works.Work | None
+        self, segment: GraphSegment, handle: Any, work: works.Work, proof: Proof | None
     ) -> None:
         label = _label(work)
         after: works.Work
         if isinstance(work, works.Kernel):
-            after, words = self._kernel(work, label, other)
+            after, words = self._kernel(work, label, proof)
         elif isinstance(work, works.Copy):
             after, words = self._copy(work, label)
         elif isinstance(work, works.Fill):
@@ -196,16 +188,18 @@ class _Rebinding:
     # ---- kernels
 
     def _kernel(
-        self, work: works.Kernel, label: str, other: works.Work | None
+        self, work: works.Kernel, label: str, proof: Proof | None
     ) -> tuple[works.Kernel, int]:
         hits = self._hits(work, label)
         if not hits:
             return work, 0
-        if isinstance(other, works.Kernel):
-            hits = self._proven(work, label, hits, other)
+        if proof is not None:
+            hits, unmoved = proof.sift(work, label, hits)
+            for hit in unmoved:
+                self._doubt(label, hit.argument, hit.offset, hit.value, "it did not move in verify")
         else:
             for hit in hits:
-                if self._has_maps and _may_be_map(work, hit):
+                if self._has_maps and may_be_map(work, hit):
                     raise errors.cannot_rebind(
                         f"argument {hit.argument} of {label} may hold the address inside a tensor map, "
                         "which is opaque: give verify=, a function that captures the same work on other "
@@ -218,7 +212,7 @@ class _Rebinding:
             args[hit.argument][hit.offset : hit.offset + _WORD] = new
         return dataclasses.replace(work, args=tuple(bytes(data) for data in args)), len(hits)
 
-    def _hits(self, work: works.Kernel, label: str) -> list[_Hit]:
+    def _hits(self, work: works.Kernel, label: str) -> list[Hit]:
         found = []
         for argument, offset, value in work.words():
             move = self._move_of(value)
@@ -230,84 +224,11 @@ class _Rebinding:
             elif (value - move.start) % move.old.itemsize:
                 self._doubt(label, argument, offset, value, "not aligned as the elements are")
             else:
-                found.append(_Hit(argument, offset, value, move))
+                found.append(Hit(argument, offset, value, move))
         return found
 
     def _doubt(self, label: str, argument: int, offset: int, value: int, why: str) -> None:
         self._doubts.append(Doubt(label, argument, offset, value, why))
-
-    # ---- proof by a second capture
-
-    def _learn(self, works_of: list[list[tuple[Any, works.Work]]]) -> None:
-        """Pair the two captures, and find out where each old range was in the second."""
-        assert self._proof is not None
-        if len(self._proof) != len(works_of):
-            raise errors.cannot_rebind("verify captured another number of segments")
-        seen: dict[Move, dict[int, int]] = {}
-        for mine, theirs in zip(works_of, self._proof, strict=True):
-            if [_shape(work) for _, work in mine] != [_shape(work) for work in theirs]:
-                raise errors.cannot_rebind(
-                    "verify captured other work: kernels or launch shapes differ"
-                )
-            for (_, work), other in zip(mine, theirs, strict=True):
-                if isinstance(work, works.Kernel) and isinstance(other, works.Kernel):
-                    self._count_bases(work, other, seen)
-        for move, bases in seen.items():
-            moved = {base: count for base, count in bases.items() if base != move.start}
-            if not moved:
-                raise errors.cannot_rebind(
-                    "verify captured on the same buffers as this sequence, which proves nothing"
-                )
-            self._bases[move] = max(moved, key=lambda base: moved[base])
-
-    def _count_bases(
-        self, work: works.Kernel, other: works.Kernel, seen: dict[Move, dict[int, int]]
-    ) -> None:
-        for argument, offset, value in work.words():
-            move = self._move_of(value)
-            if move is not None:
-                base = _word(other, argument, offset) - (value - move.start)
-                bases = seen.setdefault(move, {})
-                bases[base] = bases.get(base, 0) + 1
-
-    def _proven(
-        self, work: works.Kernel, label: str, hits: list[_Hit], other: works.Kernel
-    ) -> list[_Hit]:
-        """The hits that moved with the memory in the second capture; refuses what moved otherwise."""
-        kept = []
-        for hit in hits:
-            there = _word(other, hit.argument, hit.offset)
-            if there == hit.value:
-                self._doubt(label, hit.argument, hit.offset, hit.value, "it did not move in verify")
-            elif there - (hit.value - hit.move.start) == self._bases[hit.move]:
-                kept.append(hit)
-            else:
-                raise errors.cannot_rebind(
-                    f"a word in argument {hit.argument} of {label} changed in verify, but not as the "
-                    "memory moved"
-                )
-        for hit in kept:
-            if self._has_maps and _may_be_map(work, hit):
-                self._require_explained(work, label, hit.argument, kept, other)
-        return kept
-
-    def _require_explained(
-        self, work: works.Kernel, label: str, argument: int, hits: list[_Hit], other: works.Kernel
-    ) -> None:
-        """Beside the moved words, an opaque argument may differ only in addresses of other memory."""
-        known = {hit.offset for hit in hits if hit.argument == argument}
-        for index, offset, value in work.words():
-            there = _word(other, index, offset) if index == argument else value
-            if there == value or offset in known:
-                continue
-            if not (self._is_memory(value) and self._is_memory(there)):
-                raise errors.cannot_rebind(
-                    f"argument {argument} of {label} is opaque, and changed in verify in a place that "
-                    "is no address"
-                )
-
-    def _is_memory(self, value: int) -> bool:
-        return 0 < value < 1 << 63 and self._driver.allocation(value) is not None
 
     # ---- copies and fills
 
@@ -459,67 +380,6 @@ class _Rebinding:
 
 
 # ---------------------------------------------------------------- helpers
-
-
-def _with_work(segments: Iterable[GraphSegment | EagerSegment]) -> list[GraphSegment]:
-    """The graph segments in which something was captured."""
-    return [part for part in segments if isinstance(part, GraphSegment) and not part.is_empty]
-
-
-def _works(template: Template) -> list[tuple[Any, works.Work]]:
-    """What every node of a segment does now, those in graphs inside it too."""
-    reader, shadow = template.reader(), template.shown
-    return [(handle, template.current(handle, reader, shadow)) for _, handle in template.walk()]
-
-
-def _proof(verify: Callable[..., Any], moves: list[Move]) -> list[list[works.Work]]:
-    """What a second capture of the same work does, segment by segment."""
-    try:
-        inspect.signature(verify).bind()
-        other = verify()
-    except TypeError:
-        other = verify(*(move.new.owner for move in moves))
-    segments = getattr(other, "segments", None)
-    if segments is None:
-        raise errors.bad_type("what verify returns", other, "the sequence that it captured")
-    return [[work for _, work in _works(segment._template)] for segment in _with_work(segments)]
-
-
-def _shape(work: works.Work) -> tuple[Any, ...]:
-    """What two captures of the same work agree in."""
-    if isinstance(work, works.Kernel):
-        return work.name, work.grid, work.block, work.shared_bytes, work.parameters
-    if isinstance(work, works.Copy):
-        return work.kind, work.width, work.height, work.depth
-    if isinstance(work, works.Fill):
-        return work.kind, work.value, work.element_size, work.width, work.height
-    return (work.kind,)
-
-
-def _word(work: works.Kernel, argument: int, offset: int) -> int:
-    return int.from_bytes(work.args[argument][offset : offset + _WORD], "little")
-
-
-def _may_be_map(work: works.Kernel, hit: _Hit) -> bool:
-    """Whether a word may be part of a tensor map.
-
-    A map is passed by value, in a parameter aligned to 64 (whose size is then a multiple of 64), or
-    anywhere in the one large packed parameter that cuBLAS's Hopper kernels take.
-    """
-    start, size = work.parameters[hit.argument]
-    if size < _MAP_BYTES:
-        return False
-    if work.packed:
-        return True
-    aligned = start % _MAP_ALIGNMENT == 0 and size % _MAP_ALIGNMENT == 0
-    return aligned and hit.offset % _MAP_ALIGNMENT == 0 and hit.offset + _MAP_BYTES <= size
-
-
-def _has_tensor_maps(driver: bindings.Driver) -> bool:
-    if not contexts.current(driver):
-        return True
-    attribute = bindings.types.CUdevice_attribute(_CAPABILITY_MAJOR)
-    return int(driver.cuDeviceGetAttribute(attribute, driver.cuCtxGetDevice())) >= _TENSOR_MAPS_FROM
 
 
 def _label(work: works.Work) -> str:

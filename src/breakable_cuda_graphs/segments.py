@@ -7,21 +7,20 @@ knows its graph (what was captured) and, apart from it, what launches it.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from ._driver import bindings, contexts, editing, reading
+from ._driver import contexts, reading
 from ._driver.handles import ExecHandle, GraphHandle, GraphView
-from ._driver.ordering import CompletionMark
+from .copies import edited_clone
 from .executables import GraphExec
 from .frameworks.base import Runner
 from .journals import Journal, claim
 from .places import Places
 from .results import StaticResult
-from .templates import Shadow, Template, edited_clone, twins
+from .targets import SegmentTarget
+from .templates import Shadow, Template
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -160,98 +159,6 @@ class GraphSegment:
     def __repr__(self) -> str:
         what = "empty" if self.is_empty else "drawing" if self._runner else "captured"
         return f"<GraphSegment {self.index}: {what}>"
-
-
-class SegmentTarget:
-    """Which executable runs a segment now, and by which node it knows each of the segment's."""
-
-    def __init__(self, segment: GraphSegment) -> None:
-        self._segment = weakref.ref(segment)
-        self._twins: dict[int, Any] | None = None  # by a node of the segment; None: not asked yet
-
-    def _alive(self) -> GraphSegment:
-        segment = self._segment()
-        if segment is None or segment._closed:
-            raise errors.exec_is_closed()
-        return segment
-
-    def executable(self) -> Any:
-        segment = self._alive()
-        if segment._runner is not None:
-            return bindings.types.CUgraphExec(int(segment._runner.raw_exec))
-        if segment._executable is None:
-            raise errors.segment_has_no_executable(segment.is_empty)
-        return segment._executable.value
-
-    def twin(self, node: Any) -> Any:
-        segment = self._alive()
-        place = self._place(segment)
-        if place is None:
-            return node
-        if self._twins is None:
-            driver = segment._handle.driver
-            copy = driver.cuGraphChildGraphNodeGetGraph(place)
-            self._twins = twins(driver, segment._template, copy)
-        return self._twins[int(node)]
-
-    def moved(self) -> None:
-        """Another executable runs the segment from now on."""
-        self._twins = None
-
-    def _place(self, segment: GraphSegment) -> Any:
-        """The child node that stands for the segment in what is launched; None: it is that itself."""
-        if segment._runner is None:
-            return segment._joined
-        if isinstance(segment._handle, GraphView):  # torch's graph is the captured one
-            return None
-        driver = segment._handle.driver
-        graph = bindings.types.CUgraph(int(segment._runner.raw_graph))
-        (node,) = driver.graph_nodes(graph)
-        return node
-
-    def update_from(self, graph: Any) -> editing.Refusal | None:
-        segment = self._alive()
-        driver, place = segment._handle.driver, self._place(segment)
-        if place is None:
-            return editing.update_exec(driver, self.executable(), graph)
-        code = editing.set_child(driver, self.executable(), place, graph)
-        return editing.Refusal(code, 1, 0, 0) if code else None
-
-    def launch(self, handle: int, stream: Any) -> None:
-        segment, mark = self._alive(), self.mark
-        if segment.is_empty:
-            raise errors.segment_has_no_executable(True)
-        if segment._runner is not None or segment._joined is not None or mark is None:
-            raise errors.segment_cannot_be_launched()
-        mark.order_after(handle, stream)
-        segment._handle.driver.cuGraphLaunch(self.executable(), stream)
-        mark.record(handle, stream)
-
-    def _sequence(self) -> CUDAGraphSequence | None:
-        segment = self._segment()
-        return None if segment is None else segment._sequence
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        home = self._sequence()
-        if home is None:
-            yield
-            return
-        with home._turn:  # a break that edits the sequence that it is in has the turn already
-            yield
-
-    @property
-    def mark(self) -> CompletionMark | None:
-        home = self._sequence()
-        return None if home is None else home._mark
-
-    @property
-    def closed(self) -> bool:
-        segment = self._segment()
-        return segment is None or segment._closed
-
-    def close(self) -> None:
-        """Does nothing: the executable is the sequence's."""
 
 
 class EagerSegment:

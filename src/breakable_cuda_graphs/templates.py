@@ -11,7 +11,6 @@ laid over it where a segment of a sequence is looked at: there the nodes show wh
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +20,11 @@ from . import errors
 from ._driver import conditionals, editing, reading, release, works
 from ._driver.bindings import Driver, types
 from ._driver.handles import GraphHandle, GraphView
-from .nodes import NODES, Edge, Node
+from .nodes import NODES, Node
+from .snapshots import Snapshot
 
 if TYPE_CHECKING:
     from .graph import Graph
-
-_EDGE_KINDS = {0: "full", 1: "programmatic"}
 
 
 class Notes(NamedTuple):
@@ -346,144 +344,3 @@ class Template:
 
 def _nothing_known(value: int) -> str | None:
     return None
-
-
-class Snapshot:
-    """The nodes of one graph in topological order, ties by insertion, and its edges.
-
-    It holds states, and makes nodes of them when asked: nodes hold it, so that it must not hold them.
-    """
-
-    def __init__(self, template: Template) -> None:
-        driver = template.driver
-        self._template = template
-        handles = driver.graph_nodes(template.value)
-        place = {int(handle): number for number, handle in enumerate(handles)}
-        self._pairs = sorted(
-            (
-                (place[int(a)], place[int(b)], data)
-                for a, b, data in driver.graph_edges(template.value)
-            ),
-            key=_by_target,
-        )
-        reader = template.reader()
-        self._states = [template.state(handle, reader) for handle in handles]
-        self._place = place
-        self._before: dict[int, list[int]] = {}
-        self._behind: dict[int, list[int]] = {}
-        for source, target, _ in self._pairs:
-            self._before.setdefault(target, []).append(source)
-            self._behind.setdefault(source, []).append(target)
-
-    def _node(self, number: int) -> Node:
-        return self._template.as_node(self._states[number], self)
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        order = in_order(len(self._states), [(a, b) for a, b, _ in self._pairs])
-        return tuple(self._node(number) for number in order)
-
-    @property
-    def by_insertion(self) -> tuple[Node, ...]:
-        """The same nodes as they were added: what the driver pairs two graphs by."""
-        return tuple(self._node(number) for number in range(len(self._states)))
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """By target, then by source."""
-        return tuple(_edge(self._node(a), self._node(b), data) for a, b, data in self._pairs)
-
-    def neighbours(self, handle: int) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """What a node waits for, and what waits for it."""
-        me = self._place.get(handle, -1)
-        before = tuple(self._node(number) for number in self._before.get(me, ()))
-        return before, tuple(self._node(number) for number in self._behind.get(me, ()))
-
-
-def _by_target(pair: tuple[int, int, Any]) -> tuple[int, int]:
-    return pair[1], pair[0]
-
-
-def _edge(source: Node, target: Node, data: Any) -> Edge:
-    try:
-        kind = _EDGE_KINDS.get(int(data.type), "unknown")
-    except ValueError:  # newer than the bindings
-        kind = "unknown"
-    return Edge(source, target, kind, int(data.from_port), int(data.to_port))
-
-
-def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """The numbers below `count` in topological order, the smallest first where there is a choice.
-
-    What is in a cycle comes last, by number: such a graph can be looked at, too.
-    """
-    waits = [0] * count
-    behind: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges:
-        behind[source].append(target)
-        waits[target] += 1
-    ready = [number for number in range(count) if not waits[number]]
-    order: list[int] = []
-    while ready:
-        number = heapq.heappop(ready)
-        order.append(number)
-        for follower in behind[number]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                heapq.heappush(ready, follower)
-    if len(order) < count:
-        done = set(order)
-        order += [number for number in range(count) if number not in done]
-    return order
-
-
-def twins(driver: Driver, template: Template, graph: Any) -> dict[int, Any]:
-    """Which node of a copy of a graph is which, by the address of the original.
-
-    Copies (clones, child nodes) keep the order in which nodes were added; the kinds are compared to
-    be sure.
-    """
-    found: dict[int, Any] = {}
-    _pair(driver, driver.graph_nodes(template.value), driver.graph_nodes(graph), found)
-    return found
-
-
-def _pair(driver: Driver, mine: list[Any], theirs: list[Any], found: dict[int, Any]) -> None:
-    if len(mine) != len(theirs):
-        raise errors.copy_differs()
-    for one, other in zip(mine, theirs, strict=True):
-        kind = reading.node_type(driver, one)
-        if kind != reading.node_type(driver, other):
-            raise errors.copy_differs()
-        found[int(one)] = other
-        if kind == works.CHILD:
-            inside, copy = (
-                driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node))
-                for node in (one, other)
-            )
-            _pair(driver, inside, copy, found)
-
-
-def edited_clone(template: Template, shadow: Shadow) -> GraphHandle:
-    """A copy of a graph with an executable's edits in it; what is disabled is taken out."""
-    driver = template.driver
-    clone = GraphHandle.make(driver, "cuGraphClone", template.value)
-    copies = twins(driver, template, clone.value)
-    for _, handle in template.walk():
-        work = shadow.works.get(int(handle))
-        if work is not None and int(handle) not in shadow.disabled:
-            editing.set_in_graph(driver, copies[int(handle)], work)
-    for handle_number in shadow.disabled:
-        node = copies.get(handle_number)
-        if node is not None:
-            _become_empty(driver, clone.value, node)
-    return clone
-
-
-def _become_empty(driver: Driver, graph: Any, node: Any) -> None:
-    """An empty node takes a node's place: what waited for it waits for what it waited for."""
-    before, behind = driver.node_dependencies(node), driver.node_dependents(node)
-    empty = editing.add(driver, graph, before, works.Empty())
-    if behind:
-        driver.add_dependencies(graph, [empty] * len(behind), behind)
-    driver.cuGraphDestroyNode(node)

@@ -1,0 +1,200 @@
+"""Which executable an edit goes to, and by which node it knows each node.
+
+The hard problem: what runs a segment of a sequence may be another executable than its own: one that was
+joined from several, or torch's, and which it is can change with the next capture. So nobody keeps an
+executable: an edit asks a target, at each call anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import errors
+from ._driver import bindings, editing, process, release
+from ._driver.handles import ExecHandle, GraphView
+from ._driver.ordering import CompletionMark
+from .copies import twins
+
+if TYPE_CHECKING:
+    from .segments import GraphSegment
+    from .sequence import CUDAGraphSequence
+
+__all__ = ["OwnTarget", "SegmentTarget", "Target"]
+
+
+class Target(Protocol):
+    """Which executable an edit goes to."""
+
+    @property
+    def mark(self) -> CompletionMark | None:
+        """The end of the last work that may read what the executable names."""
+
+    def executable(self) -> Any:
+        """The CUgraphExec; raises once it is closed."""
+
+    def twin(self, node: Any) -> Any:
+        """The CUgraphNode by which the executable knows a node of the template."""
+
+    def update_from(self, graph: Any) -> editing.Refusal | None:
+        """Give all nodes the parameters of another graph's."""
+
+    def launch(self, handle: int, stream: Any) -> None:
+        """Launch it on a stream."""
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Keep others from launching or editing meanwhile."""
+
+    def close(self) -> None:
+        """Give it back, if it is ours to give."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone."""
+
+
+class OwnTarget:
+    """An executable that belongs to its `GraphExec`."""
+
+    def __init__(self, handle: ExecHandle, mark: CompletionMark) -> None:
+        self.handle = handle
+        self.driver = handle.driver
+        self._mark: CompletionMark | None = mark
+        self._lock = threading.RLock()
+        self._epoch = process.epoch
+
+    @property
+    def mark(self) -> CompletionMark | None:
+        return self._mark
+
+    def executable(self) -> Any:
+        return self.handle.value
+
+    def twin(self, node: Any) -> Any:
+        return node
+
+    def update_from(self, graph: Any) -> editing.Refusal | None:
+        return editing.update_exec(self.driver, self.executable(), graph)
+
+    def launch(self, handle: int, stream: Any) -> None:
+        executable, mark = self.executable(), self._mark
+        assert mark is not None
+        mark.order_after(handle, stream)
+        self.driver.cuGraphLaunch(executable, stream)
+        mark.record(handle, stream)
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return self._lock
+
+    @property
+    def closed(self) -> bool:
+        return self.handle.closed
+
+    def close(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is None or not process.can_release(self._epoch):
+            return
+        with release.relaxed_thread():
+            mark.close()
+            self.handle.close()
+
+    def __del__(self, later: Any = release.later) -> None:
+        mark = getattr(self, "_mark", None)
+        if mark is not None:
+            later(self._epoch, mark.close)
+
+
+class SegmentTarget:
+    """Which executable runs a segment now, and by which node it knows each of the segment's."""
+
+    def __init__(self, segment: GraphSegment) -> None:
+        self._segment = weakref.ref(segment)
+        self._twins: dict[int, Any] | None = None  # by a node of the segment; None: not asked yet
+
+    def _alive(self) -> GraphSegment:
+        segment = self._segment()
+        if segment is None or segment._closed:
+            raise errors.exec_is_closed()
+        return segment
+
+    def executable(self) -> Any:
+        segment = self._alive()
+        if segment._runner is not None:
+            return bindings.types.CUgraphExec(int(segment._runner.raw_exec))
+        if segment._executable is None:
+            raise errors.segment_has_no_executable(segment.is_empty)
+        return segment._executable.value
+
+    def twin(self, node: Any) -> Any:
+        segment = self._alive()
+        place = self._place(segment)
+        if place is None:
+            return node
+        if self._twins is None:
+            driver = segment._handle.driver
+            copy = driver.cuGraphChildGraphNodeGetGraph(place)
+            self._twins = twins(driver, segment._template, copy)
+        return self._twins[int(node)]
+
+    def moved(self) -> None:
+        """Another executable runs the segment from now on."""
+        self._twins = None
+
+    def _place(self, segment: GraphSegment) -> Any:
+        """The child node that stands for the segment in what is launched; None: it is that itself."""
+        if segment._runner is None:
+            return segment._joined
+        if isinstance(segment._handle, GraphView):  # torch's graph is the captured one
+            return None
+        driver = segment._handle.driver
+        graph = bindings.types.CUgraph(int(segment._runner.raw_graph))
+        (node,) = driver.graph_nodes(graph)
+        return node
+
+    def update_from(self, graph: Any) -> editing.Refusal | None:
+        segment = self._alive()
+        driver, place = segment._handle.driver, self._place(segment)
+        if place is None:
+            return editing.update_exec(driver, self.executable(), graph)
+        code = editing.set_child(driver, self.executable(), place, graph)
+        return editing.Refusal(code, 1, 0, 0) if code else None
+
+    def launch(self, handle: int, stream: Any) -> None:
+        segment, mark = self._alive(), self.mark
+        if segment.is_empty:
+            raise errors.segment_has_no_executable(True)
+        if segment._runner is not None or segment._joined is not None or mark is None:
+            raise errors.segment_cannot_be_launched()
+        mark.order_after(handle, stream)
+        segment._handle.driver.cuGraphLaunch(self.executable(), stream)
+        mark.record(handle, stream)
+
+    def _sequence(self) -> CUDAGraphSequence | None:
+        segment = self._segment()
+        return None if segment is None else segment._sequence
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        home = self._sequence()
+        if home is None:
+            yield
+            return
+        with home._turn:  # a break that edits the sequence that it is in has the turn already
+            yield
+
+    @property
+    def mark(self) -> CompletionMark | None:
+        home = self._sequence()
+        return None if home is None else home._mark
+
+    @property
+    def closed(self) -> bool:
+        segment = self._segment()
+        return segment is None or segment._closed
+
+    def close(self) -> None:
+        """Does nothing: the executable is the sequence's."""
