@@ -1,44 +1,34 @@
 """What a node does after an edit: checked, and without the driver's having seen it yet.
 
-The hard problem: the driver checks little and late (a copy of too many bytes, an argument of the
-wrong size and an impossible launch are found at a launch, or never), and what it refuses it refuses
-without a word about the field. So an edit is first worked out here as a new value, field by field;
-whatever is wrong with it is a `ValueError` that knows its field, or a `TypeError`.
+The hard problem: an edit gives a part and leaves the rest, and whether the whole then fits the node
+depends on both. So an edit is first worked out here as a new value, field by field; whatever is wrong
+with it is a `ValueError` that knows its field, or a `TypeError`.
 
 What may change in an executable: CUDA driver API, the cuGraphExec*NodeSetParams functions.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
-
-from . import errors, functions
-from ._driver import reading, works
-from ._driver.bindings import Driver, types
+from . import building, checks, errors, functions
+from ._driver import works
+from ._driver.bindings import Driver
 from .arguments import Memory, as_memory, pack, packed
-
-Owned = dict[object, object]
+from .checks import Edited, Owned
 
 #: What can be given for each kind of node.
 FIELDS: dict[int, tuple[str, ...]] = {
     works.KERNEL: ("fn", "grid", "block", "shared_bytes", "args"),
     works.MEMCPY: ("src", "dst", "nbytes"),
     works.MEMSET: ("dst", "value", "nbytes"),
+    works.HOST: ("fn",),
     works.EVENT_RECORD: ("event",),
     works.EVENT_WAIT: ("event",),
+    works.BATCH_MEM_OP: ("operations",),
 }
-
-
-class Edited(NamedTuple):
-    """The new work, and what owns the memory that it names, by place; None: nothing of ours."""
-
-    work: works.Work
-    owners: Owned
 
 
 def edited(
@@ -57,7 +47,13 @@ def edited(
         return _copy(driver, work, changes)
     if isinstance(work, works.Fill):
         return _fill(driver, work, changes)
-    event, owner = as_event(changes["event"])
+    if isinstance(work, works.HostCall):
+        return Edited(building.host_call(changes["fn"]), {})
+    if isinstance(work, works.Batch):
+        made = building.batch(work.context, changes["operations"])
+        require_same_operations(work, made.work)
+        return made
+    event, owner = checks.as_event(changes["event"])
     return Edited(dataclasses.replace(work, event=event), {"event": owner})  # type: ignore[call-arg]
 
 
@@ -73,7 +69,7 @@ def _kernel(driver: Driver, work: works.Kernel, label: str, changes: Mapping[str
     shape = {
         name: functions.as_dim(changes[name], name) for name in ("grid", "block") if name in changes
     }
-    shared = as_size(changes.get("shared_bytes", work.shared_bytes), "shared_bytes")
+    shared = checks.as_size(changes.get("shared_bytes", work.shared_bytes), "shared_bytes")
     work = dataclasses.replace(work, **shape, shared_bytes=shared)  # type: ignore[arg-type]
     if set(changes) & {"fn", "grid", "block", "shared_bytes"}:
         functions.check_launch(
@@ -91,7 +87,7 @@ def _with_function(
 ) -> works.Kernel:
     """Another kernel in a node: its arguments have to be given whole."""
     args = changes.get("args", ())
-    made, _ = kernel(driver, function, work.grid, work.block, args, work.shared_bytes)
+    made, _ = building.kernel(driver, function, work.grid, work.block, args, work.shared_bytes)
     return dataclasses.replace(made, attributes=work.attributes)
 
 
@@ -117,39 +113,6 @@ def _some_arguments(
     return tuple(args), owners  # type: ignore[return-value]
 
 
-def kernel(
-    driver: Driver, function: functions.Function, grid: Any, block: Any, args: Any,
-    shared_bytes: Any = 0,
-) -> tuple[works.Kernel, Owned]:  # fmt: skip
-    """The launch of a kernel by its handle, checked; and what its arguments belong to."""
-    by_kernel = isinstance(function.handle, types.CUkernel)
-    params = types.CUDA_KERNEL_NODE_PARAMS()
-    setattr(params, "kern" if by_kernel else "func", function.handle)
-    layout = reading.KernelReader(driver).layout(params)
-    if block is None:
-        if function.block is None:
-            raise errors.bad_type("block", block, "one to three ints")
-        block = function.block
-    shared = as_size(shared_bytes, "shared_bytes") or function.shared_bytes
-    shape = functions.as_dim(grid, "grid"), functions.as_dim(block, "block")
-    functions.check_launch(driver, function.handle, layout.name, *shape, shared)
-    if function.spelled is not None:
-        args = function.spelled(args, len(layout.parameters))
-    data, owners = pack(driver, list(args), layout.name, layout.parameters)
-    number = int(function.handle)
-    work = works.Kernel(
-        layout.name,
-        0 if by_kernel else number,
-        number if by_kernel else 0,
-        int(driver.cuCtxGetCurrent()) if by_kernel else 0,
-        *shape,
-        shared,
-        data,
-        layout.parameters,
-    )
-    return work, {**owners, "fn": function.keep}
-
-
 # ---------------------------------------------------------------- copies
 
 
@@ -158,7 +121,7 @@ def _copy(driver: Driver, work: works.Copy, changes: Mapping[str, Any]) -> Edite
         raise errors.only_flat_copies()
     owners: Owned = {}
     if "nbytes" in changes:
-        nbytes = as_size(changes["nbytes"], "nbytes")
+        nbytes = checks.as_size(changes["nbytes"], "nbytes")
         if nbytes == 0:
             raise errors.nothing_to_copy("nbytes")
         work = dataclasses.replace(work, width=nbytes)
@@ -168,7 +131,7 @@ def _copy(driver: Driver, work: works.Copy, changes: Mapping[str, Any]) -> Edite
             end = _moved(driver, getattr(work, side), memory, side)
             work = dataclasses.replace(work, **{side: end})  # type: ignore[arg-type]
             owners[side] = memory.owner
-            require_room(memory, work.width, side)
+            checks.require_room(memory, work.width, side)
     return Edited(work, owners)
 
 
@@ -177,84 +140,32 @@ def _moved(driver: Driver, end: works.End, memory: Memory, side: str) -> works.E
         raise errors.memory_kind_changes(side, "an array", "an address")
     if not memory.address:
         raise errors.null_address(side)
-    require_same_home(driver, end.start, memory.address, side)
+    checks.require_same_home(driver, end.start, memory.address, side)
     return works.End(end.memory_type, memory.address, pitch=end.pitch, height=end.height)
 
 
-_MEMORY_TYPE, _DEVICE_ORDINAL = 2, 9  # CUpointer_attribute
-
-
-def require_same_home(driver: Driver, before: int, after: int, field: str) -> None:
-    """A copy or a fill in an executable stays with its kind of memory, and on its device.
-
-    The driver does not always notice (CUDA driver API, cuGraphExecMemcpyNodeSetParams: "the memory
-    types may not change"). Where the old address is no longer known, the driver decides.
-    """
-    old, new = _home(driver, before), _home(driver, after)
-    if old is not None and old != new:
-        raise errors.memory_kind_changes(field, _home_name(old), _home_name(new))
-
-
-def _home(driver: Driver, address: int) -> tuple[int, int] | None:
-    """(CUmemorytype, device) of an address; None for plain host memory and for freed memory."""
-    found = []
-    for attribute in (_MEMORY_TYPE, _DEVICE_ORDINAL):
-        code, value = driver.module.cuPointerGetAttribute(
-            types.CUpointer_attribute(attribute), types.CUdeviceptr(address)
-        )
-        if int(code):
-            return None
-        found.append(int(value))
-    return found[0], found[1]
-
-
-def _home_name(home: tuple[int, int] | None) -> str:
-    if home is None:
-        return "pageable host memory"
-    kind, device = home
-    return "pinned host memory" if kind == works.HOST_MEMORY else f"memory of device {device}"
-
-
-def require_room(memory: Memory, nbytes: int, field: str) -> None:
-    """An array has to be as large as what is copied."""
-    if memory.nbytes is not None and memory.nbytes < nbytes:
-        raise errors.too_small(field, memory.nbytes, nbytes)
-
-
-def as_size(value: Any, field: str) -> int:
-    """A number of bytes: an int that is not negative."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise errors.bad_type(field, value, "an int")
-    number = int(value.__index__())
-    if number < 0:
-        raise errors.negative_size(field, number)
-    return number
-
-
 # ---------------------------------------------------------------- fills
-
-_ELEMENTS = (1, 2, 4)
 
 
 def _fill(driver: Driver, work: works.Fill, changes: Mapping[str, Any]) -> Edited:
     owners: Owned = {}
     if "value" in changes:
-        value, size = fill_value(changes["value"], work.element_size)
+        value, size = checks.fill_value(changes["value"], work.element_size)
         if size != work.element_size:
             work = _with_element(work, size)
         work = dataclasses.replace(work, value=value)
     if "nbytes" in changes:
         if work.height > 1:
             raise errors.only_flat_fills("nbytes")
-        width = elements(as_size(changes["nbytes"], "nbytes"), work.element_size)
+        width = checks.elements(checks.as_size(changes["nbytes"], "nbytes"), work.element_size)
         work = dataclasses.replace(work, width=width)
     if "dst" in changes:
         memory = as_memory(changes["dst"], "dst")
-        require_same_home(driver, work.dst, memory.address, "dst")
-        require_room(memory, work.span, "dst")
+        checks.require_same_home(driver, work.dst, memory.address, "dst")
+        checks.require_room(memory, work.span, "dst")
         work = dataclasses.replace(work, dst=memory.address)
         owners["dst"] = memory.owner
-    require_aligned(work.dst, work.element_size)
+    checks.require_aligned(work.dst, work.element_size)
     return Edited(work, owners)
 
 
@@ -262,57 +173,24 @@ def _with_element(work: works.Fill, size: int) -> works.Fill:
     if work.height > 1:
         raise errors.only_flat_fills("value")
     return dataclasses.replace(
-        work, element_size=size, width=elements(work.width * work.element_size, size)
+        work, element_size=size, width=checks.elements(work.width * work.element_size, size)
     )
 
 
-def fill_value(value: Any, element_size: int) -> tuple[int, int]:
-    """The bits of one element and its size: a typed number brings its own, an int has to fit."""
-    if isinstance(value, (numpy.generic, ctypes._SimpleCData)):
-        data = value.tobytes() if isinstance(value, numpy.generic) else bytes(value)
-        if len(data) not in _ELEMENTS:
-            raise errors.fill_element(len(data))
-        return int.from_bytes(data, "little"), len(data)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise errors.bad_type("value", value, "an int, or a number of ctypes or numpy")
-    if not 0 <= value < 1 << 8 * element_size:
-        raise errors.fill_value(value, element_size)
-    return value, element_size
+# ---------------------------------------------------------------- words of memory
+
+_FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH
 
 
-def elements(nbytes: int, size: int) -> int:
-    """How many elements a number of bytes is."""
-    if nbytes == 0:
-        raise errors.nothing_to_copy("nbytes")
-    if nbytes % size:
-        raise errors.fill_size(nbytes, size)
-    return nbytes // size
+def require_same_operations(before: works.Batch, after: works.Work) -> None:
+    """Addresses, values and how a wait compares may change; count and types of operations may not.
 
-
-def require_aligned(address: int, size: int) -> None:
-    if not address:
-        raise errors.null_address("dst")
-    if address % size:
-        raise errors.fill_alignment(address, size)
-
-
-# ---------------------------------------------------------------- events
-
-
-def as_event(value: Any) -> tuple[int, object]:
-    """The driver's event behind a torch (`.cuda_event`), CuPy (`.ptr`) or other event (`.handle`)."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value, None
-    if isinstance(value, types.CUevent):
-        return int(value), value
-    for name in ("cuda_event", "ptr", "handle"):
-        handle = getattr(value, name, None)
-        handle = getattr(handle, "value", handle)
-        if handle is not None:
-            return int(handle), value
-    raise errors.bad_type("event", value, "an event of torch, CuPy, Numba or the bindings")
-
-
-def is_known_to_driver(driver: Driver, address: int) -> bool:
-    """Whether an address is of the device, managed, or pinned; plain host memory is not."""
-    return _home(driver, address) is not None
+    Source: CUDA driver API, cuGraphExecBatchMemOpNodeSetParams.
+    """
+    assert isinstance(after, works.Batch)
+    old, new = (
+        [(each.operation, each.flags & _FLUSH) for each in batch.operations]
+        for batch in (before, after)
+    )
+    if old != new:
+        raise errors.operations_change(len(old), len(new))

@@ -855,6 +855,32 @@ def memory_kind_changes(field: str, before: str, after: str) -> FieldError:
     )
 
 
+def rows_overlap(field: str, given: int, least: int) -> FieldError:
+    return _field(
+        field, f"{field} is {given}, and what lies between is {least}: rows would overlap"
+    )
+
+
+def no_operations() -> FieldError:
+    return _field("operations", "operations are empty: give at least one (what, ptr, value)")
+
+
+def word_size(field: str, size: int) -> FieldError:
+    return _field(field, f"{field} has a value of {size} bytes; words of memory have 4 or 8")
+
+
+def word_alignment(field: str, address: int, size: int) -> FieldError:
+    return _field(field, f"{field} is at {address:#x}, which is not a multiple of its {size} bytes")
+
+
+def operations_change(before: int, after: int) -> FieldError:
+    return _field(
+        "operations",
+        f"the number of operations ({before}, given {after}) and the type and size of each stay; their "
+        "addresses and values, and how waits compare, can change",
+    )
+
+
 def fill_element(size: int) -> FieldError:
     return _field("value", f"the element of a fill has 1, 2 or 4 bytes, not {size}")
 

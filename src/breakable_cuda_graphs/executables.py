@@ -18,6 +18,7 @@ from ._driver import capturing, editing, process, release, works
 from ._driver.bindings import types
 from ._driver.handles import ExecHandle
 from ._driver.ordering import CompletionMark
+from .checks import Edited, Owned
 from .nodes import Node
 from .streams import as_handle
 from .targets import OwnTarget, Target
@@ -81,7 +82,7 @@ class GraphExec:
         self, node: Node, *, fn: Any = None, grid: Any = None, block: Any = None,
         shared_bytes: Any = None, args: Mapping[int, Any] | None = None, src: Any = None,
         dst: Any = None, nbytes: Any = None, value: Any = None, event: Any = None,
-        from_node: Node | None = None,
+        operations: Any = None, from_node: Node | None = None,
     ) -> None:  # fmt: skip
         """Change what a node does from the next launch on. What is not given stays as it is now.
 
@@ -89,7 +90,8 @@ class GraphExec:
         arrays, typed numbers, structures or bytes of the argument's size), and `fn`, another kernel,
         with all its arguments. Of a copy: `src` and `dst` (arrays or addresses) and `nbytes`. Of a
         fill: `dst`, `value` (an int that fits the element, or a typed number) and `nbytes`. Of an
-        event record or wait: `event`. `from_node`: everything from a node of any graph.
+        event record or wait: `event`. Of a host node: `fn`. Of a batch mem op: `operations`, all of
+        them, as many and of the same types. `from_node`: everything from a node of any graph.
 
         Arrays are kept alive for as long as the executable names them. Everything is checked before
         the one driver call; when this raises, nothing has changed. Raises `UpdateError`, with
@@ -98,6 +100,7 @@ class GraphExec:
         given = {
             "fn": fn, "grid": grid, "block": block, "shared_bytes": shared_bytes, "args": args,
             "src": src, "dst": dst, "nbytes": nbytes, "value": value, "event": event,
+            "operations": operations,
         }  # fmt: skip
         changes = {name: what for name, what in given.items() if what is not None}
         with self._target.turn():
@@ -105,19 +108,19 @@ class GraphExec:
             if from_node is not None:
                 if changes:
                     raise errors.from_node_and_more(sorted(changes))
-                made = edits.Edited(_same_kind(node, before, from_node._work), _kept(from_node))
+                made = Edited(_same_kind(node, before, from_node._work), _kept(from_node))
             else:
                 made = self._edited(node, before, changes)
             self._set(node, made, "/".join(changes) or "from_node")
 
-    def _edited(self, node: Node, before: works.Work, changes: Mapping[str, Any]) -> edits.Edited:
+    def _edited(self, node: Node, before: works.Work, changes: Mapping[str, Any]) -> Edited:
         driver = self._template.driver
         try:
             return edits.edited(driver, node.label, node.kind, before, changes)
         except ValueError as error:
             raise errors.edit_refused(node, getattr(error, "field", None), str(error)) from None
 
-    def _set(self, node: Node, made: edits.Edited, field: str) -> None:
+    def _set(self, node: Node, made: Edited, field: str) -> None:
         """The driver call, and then, when nothing can fail any more, the record of it."""
         try:
             self._write(node._handle, made.work)
@@ -267,8 +270,8 @@ class GraphExec:
         with self._target.turn():
             before = self._work(node)
             work = _same_kind(node, before, nodes[0]._work)
-            owners: edits.Owned = {"captured": (recording.keep, recording.inputs[0])}
-            self._set(node, edits.Edited(work, owners), "capture_update")
+            owners: Owned = {"captured": (recording.keep, recording.inputs[0])}
+            self._set(node, Edited(work, owners), "capture_update")
 
     # ---- for segments
 
@@ -345,7 +348,7 @@ class _Retired:
         self._things = []
 
 
-def _kept(node: Node) -> edits.Owned:
+def _kept(node: Node) -> Owned:
     """What owns the memory that another graph's node names: that graph's owners."""
     return {"from_node": node._template.root.owners.all()}
 
@@ -360,7 +363,12 @@ def _same_kind(node: Node, before: works.Work, after: works.Work) -> works.Work:
         return dataclasses.replace(after, attributes=before.attributes)
     if isinstance(before, works.Copy) and not before.is_flat:
         raise errors.edit_refused(node, "src", "only copies of one dimension can change")
-    if before.kind not in edits.FIELDS and before.kind != works.HOST:
+    if isinstance(before, works.Batch):
+        try:
+            edits.require_same_operations(before, after)
+        except ValueError as error:
+            raise errors.edit_refused(node, "operations", str(error)) from None
+    if before.kind not in edits.FIELDS:
         raise errors.edit_refused(node, "kind", "nodes of this kind cannot change")
     return after
 

@@ -17,17 +17,17 @@ each call checks it before the driver hears of it.
 
 from __future__ import annotations
 
-import ctypes
 import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from . import arguments, edits, errors, executables, frameworks, functions
+from . import building, checks, edits, errors, executables, frameworks, functions
 from ._driver import bindings, conditionals, contexts, editing, release, works
 from ._driver.bindings import types
 from ._driver.handles import INSTANTIATE_FLAGS, GraphHandle
 from .executables import GraphExec
 from .nodes import (
+    BatchMemOpNode,
     ChildNode,
     ConditionalNode,
     Edge,
@@ -180,6 +180,7 @@ class Graph:
     def kernel(
         self, fn: Any, grid: Any, block: Any, args: Iterable[Any] = (), *, shared_bytes: int = 0,
         after: After = None, cluster: Any = None, cooperative: bool = False,
+        priority: int | None = None,
     ) -> KernelNode:  # fmt: skip
         """Add a kernel launch.
 
@@ -187,38 +188,27 @@ class Graph:
         grid, block: blocks, and threads a block: one to three ints. `block=None` for Triton.
         args: arrays (their address), typed numbers (ctypes, numpy), structures, or bytes; a bare
             Python number is refused, its size is unknown.
-        shared_bytes: dynamic shared memory a block. cluster: blocks a cluster.
+        shared_bytes: dynamic shared memory a block.
+        cluster: blocks a cluster, one to three ints.
+        cooperative: whether all blocks run at once and may wait for each other.
+        priority: as a stream's; smaller numbers run first.
 
         Raises `TypeError` or `ValueError` for what does not fit the kernel.
         """
         self._template.require_open()
         driver = self._template.driver
         function = functions.as_function(fn)
-        work, owners = edits.kernel(driver, function, grid, block, list(args), shared_bytes)
+        work, owners = building.kernel(driver, function, grid, block, list(args), shared_bytes)
         node = self._template.add(work, _nodes(after), owners)
-        if cluster is not None or cooperative:
-            node = self._with_attributes(node, cluster, cooperative)
+        if cluster is not None or cooperative or priority is not None:
+            try:
+                building.set_attributes(driver, node._handle, cluster, cooperative, priority)
+            except BaseException:
+                self.remove(node)
+                raise
+            node = self._template.node(node._handle)
         assert isinstance(node, KernelNode)
         return node
-
-    def _with_attributes(self, node: Node, cluster: Any, cooperative: bool) -> Node:
-        driver = self._template.driver
-        try:
-            if cluster is not None:
-                value = types.CUkernelNodeAttrValue()
-                size = value.clusterDim
-                size.x, size.y, size.z = functions.as_dim(cluster, "cluster")
-                identity = types.CUkernelNodeAttrID(works.CLUSTER)
-                driver.cuGraphKernelNodeSetAttribute(node._handle, identity, value)
-            if cooperative:
-                value = types.CUkernelNodeAttrValue()
-                value.cooperative = 1
-                identity = types.CUkernelNodeAttrID(works.COOPERATIVE)
-                driver.cuGraphKernelNodeSetAttribute(node._handle, identity, value)
-        except BaseException:
-            self.remove(node)
-            raise
-        return self._template.node(node._handle)
 
     def memcpy(
         self, dst: Any, src: Any, nbytes: int | tuple[int, ...], after: After = None, *,
@@ -231,37 +221,13 @@ class Graph:
         dimensions; then the pitches are bytes from row to row, and the rows are rows from slice to
         slice, by default without gaps. Raises `ValueError` for an array that is too small.
         """
-        self._template.require_open()
-        shape = (nbytes,) if isinstance(nbytes, int) else tuple(nbytes)
-        if not 1 <= len(shape) <= 3:
-            raise errors.bad_type("nbytes", nbytes, "one to three ints")
-        width, height, depth = (*(edits.as_size(n, "nbytes") for n in shape), 1, 1)[:3]
-        if not width * height * depth:
-            raise errors.nothing_to_copy("nbytes")
-        ends: dict[str, works.End] = {}
-        memories: dict[str, arguments.Memory] = {}
-        for side, value, pitch, rows in (
-            ("src", src, src_pitch, src_rows), ("dst", dst, dst_pitch, dst_rows),
-        ):  # fmt: skip
-            memory = arguments.as_memory(value, side)
-            ends[side] = self._end(memory, pitch or width, rows or height, side)
-            memories[side] = memory
-        work = works.Copy(ends["src"], ends["dst"], width, height, depth, self._context)
-        owners: dict[object, object] = {}
-        for side, memory in memories.items():
-            edits.require_room(memory, work.span(ends[side]), side)
-            owners[side] = memory.owner
-        node = self._template.add(work, _nodes(after), owners)
+        template = self._template
+        template.require_open()
+        pitches, rows = {"src": src_pitch, "dst": dst_pitch}, {"src": src_rows, "dst": dst_rows}
+        made = building.copy(template.driver, self._context, dst, src, nbytes, pitches, rows)
+        node = template.add(made.work, _nodes(after), made.owners)
         assert isinstance(node, MemcpyNode)
         return node
-
-    def _end(self, memory: arguments.Memory, pitch: int, rows: int, side: str) -> works.End:
-        if not memory.address:
-            raise errors.null_address(side)
-        driver = self._template.driver
-        is_known = edits.is_known_to_driver(driver, memory.address)
-        kind = works.UNIFIED_MEMORY if is_known else works.HOST_MEMORY
-        return works.End(kind, memory.address, pitch=pitch, height=rows)
 
     def memset(
         self, ptr: Any, value: Any, nbytes: int | tuple[int, int], after: After = None, *,
@@ -275,20 +241,8 @@ class Graph:
         do not fit.
         """
         self._template.require_open()
-        width, height = nbytes if isinstance(nbytes, tuple) else (nbytes, 1)
-        if element_size not in (1, 2, 4):
-            raise errors.fill_element(element_size)
-        bits, size = edits.fill_value(value, element_size)
-        memory = arguments.as_memory(ptr, "ptr")
-        edits.require_aligned(memory.address, size)
-        count = edits.elements(edits.as_size(width, "nbytes"), size)
-        rows = edits.as_size(height, "nbytes")
-        if not rows:
-            raise errors.nothing_to_copy("nbytes")
-        step = (pitch or width) if rows > 1 else 0
-        work = works.Fill(memory.address, bits, size, count, rows, step, self._context)
-        edits.require_room(memory, work.span, "ptr")
-        node = self._template.add(work, _nodes(after), {"dst": memory.owner})
+        made = building.fill(self._context, ptr, value, nbytes, element_size, pitch)
+        node = self._template.add(made.work, _nodes(after), made.owners)
         assert isinstance(node, MemsetNode)
         return node
 
@@ -318,14 +272,14 @@ class Graph:
 
     def event_record(self, event: Any, after: After = None) -> EventRecordNode:
         """Add the recording of an event (of torch, CuPy, Numba, the bindings, or a handle)."""
-        number, owner = edits.as_event(event)
+        number, owner = checks.as_event(event)
         node = self._template.add(works.EventRecord(number), _nodes(after), {"event": owner})
         assert isinstance(node, EventRecordNode)
         return node
 
     def event_wait(self, event: Any, after: After = None) -> EventWaitNode:
         """Add a wait for an event that is recorded outside of the graph."""
-        number, owner = edits.as_event(event)
+        number, owner = checks.as_event(event)
         node = self._template.add(works.EventWait(number), _nodes(after), {"event": owner})
         assert isinstance(node, EventWaitNode)
         return node
@@ -335,15 +289,24 @@ class Graph:
 
         It must not use CUDA. What it raises is printed and lost.
         """
-        if not callable(fn):
-            raise errors.not_callable("fn", fn)
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        callback = kind(lambda _: fn())
-        address = ctypes.cast(callback, ctypes.c_void_p).value or 0
-        # The graph may be closed while a launch is still to call it: a callback is never given back.
-        release.leak(callback)
-        node = self._template.add(works.HostCall(address, 0), _nodes(after))
+        self._template.require_open()
+        node = self._template.add(building.host_call(fn), _nodes(after))
         assert isinstance(node, HostNode)
+        return node
+
+    def batch_mem_op(self, operations: Iterable[Any], after: After = None) -> BatchMemOpNode:
+        """Add waits for, and writes of, single words of device memory, done in order.
+
+        operations: tuples `(what, ptr, value)`, or operations of another node. `what` is "write", or
+            how a wait compares the word with the value: "wait_geq", "wait_eq", "wait_and" (any of its
+            bits), "wait_nor". `value` is a typed number (ctypes, numpy) of 4 or 8 bytes.
+
+        A wait holds up the graph until somebody else, on another stream, has written the word.
+        """
+        self._template.require_open()
+        made = building.batch(self._context, operations)
+        node = self._template.add(made.work, _nodes(after), made.owners)
+        assert isinstance(node, BatchMemOpNode)
         return node
 
     def mem_alloc(self, nbytes: int, after: After = None, *, device: int = 0) -> MemAllocNode:
@@ -354,7 +317,7 @@ class Graph:
         self._template.require_open()
         handle, address = editing.add_allocation(
             self._template.driver, self._template.value, self._template.handles(_nodes(after)),
-            edits.as_size(nbytes, "nbytes"), device,
+            checks.as_size(nbytes, "nbytes"), device,
         )  # fmt: skip
         node = self._template.added(handle)
         assert isinstance(node, MemAllocNode)
@@ -389,7 +352,7 @@ class Graph:
 
     def switch(self, index: Any, n: int, *, after: After = None) -> ConditionalNode:
         """Add a node that runs the body of the index's number, of `n` in `node.bodies`, or none."""
-        size = edits.as_size(n, "n")
+        size = checks.as_size(n, "n")
         if not size:
             raise errors.nothing_to_copy("n")
         return self._conditional(conditionals.SWITCH, size, index, after)

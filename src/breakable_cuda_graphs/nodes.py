@@ -409,8 +409,13 @@ class BatchMemOpNode(Node):
 
     @property
     def operations(self) -> tuple[works.MemoryOperation, ...]:
-        """Each with `.operation` (CUstreamBatchMemOpType), `.address`, `.value`, `.flags`."""
+        """Each with `.name` ("write", "wait_geq", "wait_eq", "wait_and", "wait_nor"), `.address`,
+        `.value`, `.nbytes`, and as the driver has it `.operation` and `.flags`.
+        """
         return self._work.operations
+
+    def _describe(self) -> str:
+        return " " + ", ".join(f"{each.name} {each.address:#x}" for each in self.operations)
 
 
 _CHOICES = {works.IF: "if", works.WHILE: "while", works.SWITCH: "switch"}

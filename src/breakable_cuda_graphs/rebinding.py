@@ -168,18 +168,16 @@ class _Rebinding:
             after, words = self._copy(work, label)
         elif isinstance(work, works.Fill):
             after, words = self._fill(work, label)
+        elif isinstance(work, works.Batch):
+            after, words = self._batch(work, label)
         else:
-            self._refuse_opaque(work, label)
+            self._refuse_opaque(work)
             return
         if words:
             self._edits.append(_Edit(segment.exec, handle, work, after, words, label))
             self._changes.append(f"segment {segment.index}: {words} in {label}")
 
-    def _refuse_opaque(self, work: works.Work, label: str) -> None:
-        if isinstance(work, works.Batch):
-            for operation in work.operations:
-                if self._move_of(operation.address) is not None:
-                    raise errors.cannot_rebind(f"{label} names the memory, and cannot be changed")
+    def _refuse_opaque(self, work: works.Work) -> None:
         if isinstance(work, works.Conditional) and not work.bodies:
             raise errors.cannot_rebind(
                 "a conditional node of another library cannot be looked into"
@@ -259,6 +257,19 @@ class _Rebinding:
         self._require_inside(move, work.dst, work.span, label)
         self._used.add(move)
         return dataclasses.replace(work, dst=work.dst + move.shift), 1
+
+    def _batch(self, work: works.Batch, label: str) -> tuple[works.Batch, int]:
+        made, words = [], 0
+        for operation in work.operations:
+            move = self._move_of(operation.address) if operation.address else None
+            if move is not None:
+                self._require_inside(move, operation.address, operation.nbytes, label)
+                self._used.add(move)
+                address = operation.address + move.shift
+                operation = dataclasses.replace(operation, address=address)
+                words += 1
+            made.append(operation)
+        return dataclasses.replace(work, operations=tuple(made)), words
 
     def _require_inside(self, move: Move, start: int, nbytes: int, label: str) -> None:
         if not move.covers(start, nbytes):
@@ -390,7 +401,7 @@ def _label(work: works.Work) -> str:
     names = {
         works.MEMCPY: "a copy",
         works.MEMSET: "a fill",
-        works.BATCH_MEM_OP: "a batch of writes",
+        works.BATCH_MEM_OP: "a batch of words",
     }
     return names.get(work.kind, "a node")
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from . import bindings
 from .works import (
     ARRAY_MEMORY,
+    CLUSTER,
+    COOPERATIVE,
     HOST_MEMORY,
     Allocation,
     Batch,
@@ -30,6 +32,7 @@ from .works import (
     Fill,
     HostCall,
     Kernel,
+    MemoryOperation,
     Release,
     Work,
 )
@@ -167,18 +170,29 @@ def _generic(work: Work) -> Any:
     if isinstance(work, Release):
         params.free.dptr = types.CUdeviceptr(work.address)
     elif isinstance(work, Batch):
-        params.memOp.ctx = types.CUcontext(work.context)
-        params.memOp.count = len(work.operations)
-        params.memOp.paramArray = [_operation_struct(each) for each in work.operations]
+        _put_batch(params.memOp, work)
     else:
         raise TypeError(f"a node of kind {work.kind} cannot be added")
     return params
 
 
-def _operation_struct(operation: Any) -> Any:
+def _batch_struct(work: Batch) -> Any:
+    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+    params = types.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+    _put_batch(params, work)
+    return params
+
+
+def _put_batch(params: Any, work: Batch) -> None:
+    params.ctx = types.CUcontext(work.context)
+    params.count = len(work.operations)
+    params.paramArray = [_operation_struct(each) for each in work.operations]
+    params.flags = 0
+
+
+def _operation_struct(operation: MemoryOperation) -> Any:
     params = types.CUstreamBatchMemOpParams()
-    is_wait = operation.operation in (1, 4)
-    half = params.waitValue if is_wait else params.writeValue
+    half = params.waitValue if operation.is_wait else params.writeValue
     half.operation = types.CUstreamBatchMemOpType(operation.operation)
     half.address = types.CUdeviceptr(operation.address)
     half.value64 = types.cuuint64_t(operation.value)
@@ -229,6 +243,8 @@ def set_in_graph(driver: bindings.Driver, node: Any, work: Work) -> None:
         driver.cuGraphEventRecordNodeSetEvent(node, types.CUevent(work.event))
     elif isinstance(work, EventWait):
         driver.cuGraphEventWaitNodeSetEvent(node, types.CUevent(work.event))
+    elif isinstance(work, Batch):
+        driver.cuGraphBatchMemOpNodeSetParams(node, _batch_struct(work))
     else:
         raise TypeError(f"a node of kind {work.kind} has nothing to set")
 
@@ -251,8 +267,22 @@ def set_in_exec(driver: bindings.Driver, executable: Any, node: Any, work: Work)
         driver.cuGraphExecEventRecordNodeSetEvent(*place, types.CUevent(work.event))
     elif isinstance(work, EventWait):
         driver.cuGraphExecEventWaitNodeSetEvent(*place, types.CUevent(work.event))
+    elif isinstance(work, Batch):
+        driver.cuGraphExecBatchMemOpNodeSetParams(*place, _batch_struct(work))
     else:
         raise TypeError(f"a node of kind {work.kind} has nothing to set")
+
+
+def set_attribute(driver: bindings.Driver, node: Any, identity: int, value: Any) -> None:
+    """Give a kernel node of a template a launch attribute (CUkernelNodeAttrID)."""
+    made = types.CUkernelNodeAttrValue()
+    if identity == CLUSTER:
+        made.clusterDim.x, made.clusterDim.y, made.clusterDim.z = value
+    elif identity == COOPERATIVE:
+        made.cooperative = int(value)
+    else:
+        made.priority = int(value)
+    driver.cuGraphKernelNodeSetAttribute(node, types.CUkernelNodeAttrID(identity), made)
 
 
 def set_enabled(driver: bindings.Driver, executable: Any, node: Any, enabled: bool) -> None:

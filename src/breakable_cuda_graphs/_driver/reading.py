@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from . import bindings
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY = range(6)
-MEM_ALLOC, MEM_FREE, CONDITIONAL = 10, 11, 13
+MEM_ALLOC, MEM_FREE, BATCH_MEM_OP, CONDITIONAL = 10, 11, 12, 13
 
 #: Graphs with these nodes, or with nodes we do not know, cannot be cloned, so they cannot be children
 #: (driver API, cuGraphClone and cuGraphAddChildGraphNode).
@@ -171,6 +171,9 @@ class Survey:
                 self._pointers |= copy_pointers(driver.cuGraphMemcpyNodeGetParams(node))
             elif kind == MEMSET:
                 self._pointers.add(int(driver.cuGraphMemsetNodeGetParams(node).dst))
+            elif kind == BATCH_MEM_OP:
+                params = driver.cuGraphBatchMemOpNodeGetParams(node)
+                self._pointers |= {address for _, address, _, _ in batch_operations(params)} - {0}
             elif kind == CHILD:
                 self._note(driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node)))
 
@@ -191,6 +194,34 @@ def copy_pointers(params: Any) -> set[int]:
     """The addresses that a copy reads and writes; unused ones are zero and left out."""
     pointers = (params.srcDevice, params.dstDevice, params.srcHost, params.dstHost)
     return {int(pointer or 0) for pointer in pointers} - {0}
+
+
+_OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
+_OPERATIONS_AT, _COUNT_AT = 16, 8  # in CUDA_BATCH_MEM_OP_NODE_PARAMS
+
+#: CUstreamBatchMemOpType with an address: waits and writes of 32 and of 64 bits
+_ADDRESSED = {1, 2, 4, 5}
+
+
+def batch_operations(params: Any) -> list[tuple[int, int, int, int]]:
+    """(CUstreamBatchMemOpType, address, value, flags) of each operation of a batch node.
+
+    The bindings' `paramArray` shows only what was set through it, so the struct is read itself.
+    """
+    start = params.getPtr()
+    count = ctypes.c_uint.from_address(start + _COUNT_AT).value
+    at = ctypes.c_void_p.from_address(start + _OPERATIONS_AT).value or 0
+    return [_operation(at + number * _OPERATION_BYTES) for number in range(count if at else 0)]
+
+
+def _operation(at: int) -> tuple[int, int, int, int]:
+    operation = ctypes.c_uint.from_address(at).value
+    if operation not in _ADDRESSED:
+        return operation, 0, 0, 0
+    address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
+    if operation in (1, 2):
+        value &= 0xFFFFFFFF  # the other half of the union is nobody's
+    return operation, address, value, ctypes.c_uint.from_address(at + 24).value
 
 
 def _dangling(

@@ -20,6 +20,7 @@ from typing import Any
 from . import bindings, conditionals, editing, reading
 from .handles import GraphHandle
 from .works import (
+    BATCH_MEM_OP,
     CHILD,
     CONDITIONAL,
     EMPTY,
@@ -40,7 +41,18 @@ types = bindings.types
 
 #: Kinds that can be made again from what is read of them.
 MOVABLE = frozenset(
-    {KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, EVENT_WAIT, EVENT_RECORD, CONDITIONAL}
+    {
+        KERNEL,
+        MEMCPY,
+        MEMSET,
+        HOST,
+        CHILD,
+        EMPTY,
+        EVENT_WAIT,
+        EVENT_RECORD,
+        BATCH_MEM_OP,
+        CONDITIONAL,
+    }
 )
 
 #: Kinds that the bodies of conditional nodes may hold (CUDA driver API, conditional nodes).

@@ -11,7 +11,6 @@ what was noted when they were made, and comes in as `known`.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -30,6 +29,13 @@ HOST_MEMORY, DEVICE_MEMORY, ARRAY_MEMORY, UNIFIED_MEMORY = 1, 2, 3, 4
 
 #: CUlaunchAttributeID
 COOPERATIVE, CLUSTER, PRIORITY = 2, 4, 8
+
+#: CUstreamBatchMemOpType
+WAIT_32, WRITE_32, WAIT_64, WRITE_64 = 1, 2, 4, 5
+
+#: CUstreamWaitValue_flags: how a wait compares, by number; the rest of the flags is above
+WAITS = ("wait_geq", "wait_eq", "wait_and", "wait_nor")
+_COMPARISON = 3
 
 #: CUgraphConditionalNodeType
 IF, WHILE, SWITCH = range(3)
@@ -211,12 +217,28 @@ class Release(Work):
 
 @dataclass(frozen=True)
 class MemoryOperation:
-    """One operation of a batch: `operation` is a CUstreamBatchMemOpType."""
+    """One operation of a batch: `operation` is a CUstreamBatchMemOpType, `flags` are the driver's."""
 
     operation: int
     address: int
     value: int
-    flags: int
+    flags: int = 0
+
+    @property
+    def is_wait(self) -> bool:
+        return self.operation in (WAIT_32, WAIT_64)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the word: 4 or 8 bytes; 0 for an operation on no word."""
+        return {WAIT_32: 4, WRITE_32: 4, WAIT_64: 8, WRITE_64: 8}.get(self.operation, 0)
+
+    @property
+    def name(self) -> str:
+        """ "write", "wait_geq", "wait_eq", "wait_and" or "wait_nor"; "other" for the rest."""
+        if self.is_wait:
+            return WAITS[self.flags & _COMPARISON]
+        return "write" if self.nbytes else "other"
 
 
 @dataclass(frozen=True)
@@ -351,7 +373,9 @@ class Reader:
         return Release(int(self.driver.cuGraphMemFreeNodeGetParams(node)))
 
     def batch(self, node: Any) -> Batch:
-        return _batch(self.driver.cuGraphBatchMemOpNodeGetParams(node))
+        params = self.driver.cuGraphBatchMemOpNodeGetParams(node)
+        operations = (MemoryOperation(*each) for each in reading.batch_operations(params))
+        return Batch(tuple(operations), int(params.ctx))
 
     def conditional(self, node: Any) -> Work:
         noted = self._known.get(int(node))
@@ -394,29 +418,3 @@ def _end(params: Any, side: str) -> End:
         int(getattr(params, side + where) or 0),
         *(int(getattr(params, side + name)) for name in fields),
     )
-
-
-_OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
-_OPERATIONS_AT, _COUNT_AT = 16, 8  # in CUDA_BATCH_MEM_OP_NODE_PARAMS
-
-#: CUstreamBatchMemOpType with an address: waits and writes of 32 and of 64 bits
-_ADDRESSED = {1, 2, 4, 5}
-
-
-def _batch(params: Any) -> Batch:
-    """The bindings' `paramArray` shows only what was set through it, so the struct is read itself."""
-    start = params.getPtr()
-    count = ctypes.c_uint.from_address(start + _COUNT_AT).value
-    at = ctypes.c_void_p.from_address(start + _OPERATIONS_AT).value or 0
-    operations = [
-        _operation(at + number * _OPERATION_BYTES) for number in range(count if at else 0)
-    ]
-    return Batch(tuple(operations), int(params.ctx))
-
-
-def _operation(at: int) -> MemoryOperation:
-    operation = ctypes.c_uint.from_address(at).value
-    if operation not in _ADDRESSED:
-        return MemoryOperation(operation, 0, 0, 0)
-    address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
-    return MemoryOperation(operation, address, value, ctypes.c_uint.from_address(at + 24).value)
