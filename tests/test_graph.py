@@ -15,6 +15,7 @@ import pytest
 
 from breakable_cuda_graphs import CaptureError, CUDAError, Graph, UnjoinedStreamError
 from breakable_cuda_graphs._driver import bindings
+from breakable_cuda_graphs.comparing import _fields
 from breakable_cuda_graphs.nodes import ChildNode, KernelNode
 from breakable_cuda_graphs.simulator import SimulatedKernel
 from graphs import UNTOUCHED, N, array, f32, i32, launch_scale, scale, scale_kernel
@@ -151,6 +152,16 @@ def test_what_does_not_fit_is_refused_when_it_is_built(device: Any) -> None:
         graph.kernel(kernel, 1, (1024, 2, 1), (y, x, f32(2), i32(N)))
     with pytest.raises(ValueError, match="needed"):
         graph.memcpy(y, x, y.nbytes + 1)
+    with pytest.raises(ValueError, match="overlap"):
+        graph.memcpy(y, x, (8, 2), dst_pitch=4)
+    with pytest.raises(ValueError, match="overlap"):
+        graph.memset(y, 0, (8, 2), pitch=4)
+    with pytest.raises(TypeError, match="one to three"):
+        graph.memcpy(y, x, (1, 1, 1, 1))
+    with pytest.raises(TypeError, match="what, ptr, value"):
+        graph.batch_mem_op([("write", y)])
+    with pytest.raises(ValueError, match="empty"):
+        graph.batch_mem_op([])
     with pytest.raises(ValueError, match="fit an element"):
         graph.memset(y, 256, y.nbytes)
     with pytest.raises(ValueError, match="must not be zero"):
@@ -482,7 +493,7 @@ def test_a_graph_prints_as_a_page(device: Any) -> None:
     graph.memset(y, 0, 16)
     assert repr(graph) == "<Graph 2 nodes: 1 kernel, 1 memset>"
     page = str(graph)
-    assert "scale  1 blocks of 8, 4 args" in page
+    assert "scale  1 block of 8, 4 args" in page
     assert "fill 16 B" in page
     assert "<- nothing" in page
 
@@ -515,16 +526,6 @@ def test_networkx_has_the_nodes_and_edges(device: Any) -> None:
     assert set(drawn.nodes) == {first, second}
     assert list(drawn.edges) == [(first, second)]
     assert drawn.nodes[first]["grid"] == (1, 1, 1)
-
-
-def test_notebooks_get_text_and_a_picture_where_dot_is(
-    device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = Graph()
-    graph.join()
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert graph._repr_mimebundle_() == {"text/plain": str(graph)}
-    assert graph._repr_svg_() is None
 
 
 # ---------------------------------------------------------------- comparing
@@ -575,6 +576,30 @@ def test_other_work_has_another_fingerprint(device: Any, change: str) -> None:
     else:
         other.update(fill, nbytes=16)
     assert one.fingerprint() != other.fingerprint()
+
+
+def test_a_fingerprint_has_no_addresses_unless_they_are_wanted(device: Any) -> None:
+    """Of every kind: ranks and restarts have other addresses, contexts and handles."""
+
+    def built() -> tuple[Graph, Any]:
+        graph, x, y, event = Graph(), array(1), array(), device.driver.cuEventCreate(0)[1]
+        last = graph.memcpy(y, x, 16)
+        last = graph.event_record(event, after=last)
+        last = graph.event_wait(event, after=last)
+        last = graph.host(lambda: None, after=last)
+        last = graph.batch_mem_op([("write", y, numpy.uint32(1))], after=last)
+        last = graph.child(twins()[0], after=last)
+        memory = graph.mem_alloc(64, after=last)
+        graph.mem_free(memory, after=memory)
+        graph.if_(array(1, 1)).body.memset(y, 0, 4)
+        return graph, event
+
+    (one, event), (other, another) = built(), built()
+    assert not any("context" in dict(_fields(node)) for node in one.nodes)
+    assert one.fingerprint() == other.fingerprint()
+    assert one.fingerprint(addresses=True) != other.fingerprint(addresses=True)
+    for each in (event, another):
+        device.driver.cuEventDestroy(each)
 
 
 def test_a_difference_names_node_and_field(device: Any) -> None:

@@ -226,6 +226,66 @@ def test_copies_in_more_dimensions_are_not_edited(device: Any) -> None:
         execution.update(node, src=target)
 
 
+def test_words_of_memory_are_edited_but_stay_the_same_operations(device: Any) -> None:
+    word, other, graph = numpy.zeros(2, "u4"), numpy.zeros(2, "u4"), Graph()
+    node = graph.batch_mem_op(
+        [("write", word, numpy.uint32(1)), ("wait_eq", word, numpy.uint32(1))]
+    )
+    with graph.instantiate() as execution:
+        execution.update(
+            node,
+            operations=[("write", other, numpy.uint32(5)), ("wait_geq", other, numpy.uint32(4))],
+        )
+        execution.launch()
+        assert (word[0], other[0]) == (0, 5)
+        for wrong in (
+            [("write", word, numpy.uint32(1))],
+            [("wait_eq", word, numpy.uint32(1)), ("write", word, numpy.uint32(1))],
+            [("write", word, numpy.uint64(1)), ("wait_eq", word, numpy.uint32(1))],
+        ):
+            with pytest.raises(UpdateError, match="number of operations") as caught:
+                execution.update(node, operations=wrong)
+            assert (caught.value.node, caught.value.field) == (node, "operations")
+        with pytest.raises(UpdateError, match="jump") as caught:
+            execution.update(node, operations=[("jump", word, numpy.uint32(1))])
+        assert caught.value.field == "operations[0]"
+        with pytest.raises(TypeError, match=r"operations\[0\]"):
+            execution.update(node, operations=[("write", word, 1)])
+        execution.launch()
+        assert (word[0], other[0]) == (0, 5)
+
+
+def test_a_host_node_is_given_another_function(device: Any) -> None:
+    called: list[str] = []
+    graph = Graph()
+    node = graph.host(lambda: called.append("first"))
+    with graph.instantiate() as execution:
+        execution.launch()
+        execution.update(node, fn=lambda: called.append("second"))
+        execution.launch()
+        with pytest.raises(TypeError, match="fn"):
+            execution.update(node, fn=5)
+        graph.update(node, fn=lambda: called.append("third"))
+        execution.launch()
+    with graph.instantiate() as execution:
+        execution.launch()
+    assert called == ["first", "second", "second", "third"]
+
+
+def test_a_template_takes_everything_from_a_node_too(device: Any) -> None:
+    graph, other, x, y = Graph(), Graph(), array(1), array()
+    node = scale(graph, y, x, 2.0)
+    changed = graph.update(node, from_node=scale(other, y, x, 7.0))
+    assert changed.args[2].as_float32() == 7.0
+    with pytest.raises(UpdateError, match="another kind"):
+        graph.update(node, from_node=other.join())
+    with pytest.raises(TypeError, match="from_node"):
+        graph.update(node, from_node=3)
+    with graph.instantiate() as execution:
+        execution.launch()
+    assert (y == 7).all()
+
+
 def test_a_copy_stays_with_its_kind_of_memory(device: Any) -> None:
     driver, target = device.driver, array()
     address = int(driver.cuMemAlloc(64)[1])
@@ -443,6 +503,38 @@ def test_a_parameter_that_may_not_change_is_named(device: Any) -> None:
             execution.update_from(filled(3))
         assert caught.value.field == "nbytes"
         assert caught.value.node is not None
+
+
+def test_what_an_executable_keeps_for_good_is_named(device: Any) -> None:
+    x, y, kernel = array(1), array(), scale_kernel()
+
+    def launched(**attributes: Any) -> Graph:
+        graph = Graph()
+        scale(graph, y, x, 2.0, kernel=kernel, **attributes)
+        return graph
+
+    def choosing(bodies: int) -> Graph:
+        graph = Graph()
+        for body in graph.switch(numpy.zeros(1, "i4"), bodies).bodies:
+            body.memset(y, 0, 16)
+        return graph
+
+    def writing(value: Any) -> Graph:
+        graph = Graph()
+        graph.batch_mem_op([("write", numpy.zeros(1, "u8"), value)])
+        return graph
+
+    for before, after, field in (
+        (launched(), launched(cooperative=True), "attrs.cooperative"),
+        (launched(priority=0), launched(priority=-2), "attrs.priority"),
+        (choosing(2), choosing(3), "bodies"),
+        (writing(numpy.uint32(1)), writing(numpy.uint64(1)), "operations[0].nbytes"),
+    ):
+        with before.instantiate() as execution:
+            with pytest.raises(UpdateError) as caught:
+                execution.update_from(after)
+            assert caught.value.field == field
+            assert caught.value.node is not None
 
 
 def test_cluster_dimensions_are_refused_before_the_driver_hears(scene: Scene) -> None:

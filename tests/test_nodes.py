@@ -12,6 +12,7 @@ import pytest
 from breakable_cuda_graphs import Graph
 from breakable_cuda_graphs.demangling import demangled
 from breakable_cuda_graphs.nodes import (
+    BatchMemOpNode,
     ChildNode,
     EmptyNode,
     EventRecordNode,
@@ -131,10 +132,11 @@ def test_every_kind_is_read_back_as_it_was_built(device: Any) -> None:
     nodes = [
         kernel, copy, fill, graph.join(kernel, copy), graph.event_record(event), graph.child(inner),
         graph.event_wait(event), graph.host(lambda: None),
+        graph.batch_mem_op([("write", y, numpy.uint32(3))]),
     ]  # fmt: skip
     assert [type(node) for node in nodes] == [
         KernelNode, MemcpyNode, MemsetNode, EmptyNode, EventRecordNode, ChildNode, EventWaitNode,
-        HostNode,
+        HostNode, BatchMemOpNode,
     ]  # fmt: skip
     assert {type(node) for node in graph.nodes} == {type(node) for node in nodes}
     assert (copy.src, copy.dst, copy.nbytes) == (x.ctypes.data, y.ctypes.data, 16)
@@ -143,6 +145,39 @@ def test_every_kind_is_read_back_as_it_was_built(device: Any) -> None:
     assert nodes[4].event == nodes[6].event == int(event)
     assert [n.kind for n in nodes[5].graph.nodes] == ["memset"]
     device.driver.cuEventDestroy(event)
+
+
+def test_words_of_memory_are_written_and_waited_for(device: Any) -> None:
+    graph, word, wide = Graph(), numpy.zeros(2, "u4"), numpy.zeros(1, "u8")
+    node = graph.batch_mem_op([
+        ("write", word, numpy.uint32(7)),
+        ("write", wide, ctypes.c_uint64(1 << 40)),
+        ("wait_geq", word, numpy.uint32(5)),
+        ("wait_and", word, numpy.uint32(4)),
+        ("wait_nor", word, numpy.uint32(0)),
+    ])  # fmt: skip
+    read = [(each.name, each.nbytes, each.value) for each in node.operations]
+    assert read == [
+        ("write", 4, 7), ("write", 8, 1 << 40), ("wait_geq", 4, 5), ("wait_and", 4, 4),
+        ("wait_nor", 4, 0),
+    ]  # fmt: skip
+    assert [each.address for each in node.operations[:2]] == [word.ctypes.data, wide.ctypes.data]
+    with graph.instantiate() as execution:
+        execution.launch()
+        assert (word[0], wide[0]) == (7, 1 << 40)
+    again = Graph()
+    assert again.batch_mem_op(node.operations).operations == node.operations
+
+
+def test_launch_attributes_are_given_and_read_back(device: Any) -> None:
+    node = scale(Graph(), array(), array(), 1, cluster=(2, 1, 1), cooperative=True, priority=-3)
+    assert (node.attrs.cluster, node.attrs.cooperative, node.attrs.priority) == (
+        (2, 1, 1), True, -3,
+    )  # fmt: skip
+    graph = Graph()
+    with pytest.raises(TypeError, match="priority"):
+        scale(graph, array(), array(), 1, priority="high")
+    assert len(graph) == 0
 
 
 def test_allocations_tell_their_address(device: Any) -> None:

@@ -380,6 +380,33 @@ def scale_map_kernel() -> SimulatedKernel:
     return SimulatedKernel(lambda value: None, (Map,), name="another", packed=True)
 
 
+def test_an_error_of_verify_is_its_own_and_it_is_called_once(device: Any) -> None:
+    scene, calls = Scene(), []
+
+    def wrong() -> Any:
+        calls.append(1)
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        rebind(scene.seq, {scene.x: full(2)}, verify=wrong)
+    assert calls == [1]
+    scene.check(36)
+    scene.seq.reset()
+
+
+def test_words_that_a_graph_writes_move_with_their_memory(device: Any) -> None:
+    seq, graph, word = CUDAGraphSequence(), Graph(), numpy.zeros(4, "u4")
+    graph.batch_mem_op(
+        [("write", word[2:], numpy.uint32(7)), ("wait_eq", word[2:], numpy.uint32(7))]
+    )
+    placing.append(seq, graph)
+    new = numpy.zeros(4, "u4")
+    assert rebind(seq, [(word, new)]).words == 2
+    seq.replay()
+    assert (word.tolist(), new.tolist()) == ([0] * 4, [0, 0, 7, 0])
+    seq.reset()
+
+
 # ---------------------------------------------------------------- failures
 
 

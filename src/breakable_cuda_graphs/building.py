@@ -155,7 +155,7 @@ def memory_operations(given: Iterable[Any]) -> tuple[tuple[works.MemoryOperation
 def _operation(given: Sequence[Any], field: str) -> tuple[works.MemoryOperation, object]:
     what, ptr, value = given
     if what != "write" and what not in works.WAITS:
-        raise errors.bad_choice(f"what of {field}", what, ("write", *works.WAITS))
+        raise errors.no_such_operation(field, what, ("write", *works.WAITS))
     if not isinstance(value, (numpy.generic, ctypes._SimpleCData)):
         raise errors.bad_type(f"the value of {field}", value, "a number of ctypes or numpy")
     data = value.tobytes() if isinstance(value, numpy.generic) else bytes(value)

@@ -11,7 +11,15 @@ import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .nodes import ChildNode, ConditionalNode, KernelNode, MemcpyNode, MemsetNode, Node
+from .nodes import (
+    BatchMemOpNode,
+    ChildNode,
+    ConditionalNode,
+    KernelNode,
+    MemcpyNode,
+    MemsetNode,
+    Node,
+)
 from .snapshots import Snapshot
 
 if TYPE_CHECKING:
@@ -77,16 +85,24 @@ def _fields(node: Node) -> Iterator[tuple[str, Any]]:
     elif isinstance(node, MemcpyNode):
         yield from (("src", node.src), ("dst", node.dst), ("nbytes", node.shape))
         yield from (("src_pitch", node.src_pitch), ("dst_pitch", node.dst_pitch))
+        yield from (("src_memory", node.src_memory), ("dst_memory", node.dst_memory))
     elif isinstance(node, MemsetNode):
         yield from (("dst", node.dst), ("value", node.value), ("element_size", node.element_size))
         yield from (("nbytes", node.shape), ("pitch", node.pitch))
+    elif isinstance(node, BatchMemOpNode):
+        yield "count", len(node.operations)
+        for place, each in enumerate(node.operations):
+            yield f"operations[{place}].name", each.name
+            yield f"operations[{place}].nbytes", each.nbytes
+            yield f"operations[{place}].value", each.value
+            yield f"operations[{place}].address", each.address
     elif isinstance(node, ConditionalNode):
         yield "type", node.type
         yield "bodies", len(node._work.bodies)
     elif isinstance(node, ChildNode):
         yield "nodes", len(node.graph)
     else:
-        yield from vars(node._work).items()
+        yield from ((name, value) for name, value in vars(node._work).items() if name != "context")
 
 
 def _edge_changes(
@@ -111,7 +127,7 @@ def _incoming(snapshot: Snapshot, nodes: tuple[Node, ...]) -> dict[int, list[tup
 # ---------------------------------------------------------------- fingerprints
 
 #: Fields that are addresses, or that cannot be told from them.
-_ADDRESSES = ("src", "dst", "address", "function", "user_data", "event", "graph", "operations")
+_ADDRESSES = ("src", "dst", "address", "function", "user_data", "event")
 
 
 def fingerprint(graph: Graph, addresses: bool) -> str:
@@ -130,7 +146,7 @@ def _lines(snapshot: Snapshot, addresses: bool) -> Iterator[str]:
         if isinstance(node, KernelNode):
             yield f"sizes {[(arg.offset, arg.size) for arg in node.args]}"
         for name, value in _fields(node):
-            is_address = name in _ADDRESSES or name.startswith("args[")
+            is_address = name in _ADDRESSES or name.startswith("args[") or name.endswith(".address")
             if addresses or not is_address:
                 yield f"{name} {value}"
         for inner in node._graphs():

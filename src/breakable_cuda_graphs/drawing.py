@@ -1,8 +1,8 @@
-"""Graphs and sequences as pages of text and as pictures.
+"""Graphs and sequences as pages of text, and for the tools of others.
 
 The hard problem: a captured model has thousands of nodes with names of hundreds of letters, and a
-page has to stay a page. Long lists are cut with a count of what is left out, names are shortened in
-the middle of their templates, and pictures are made only where the tools for them are.
+page has to stay a page. Long lists are cut with a count of what is left out, and names are shortened in
+the middle of their templates.
 
 DOT language: https://graphviz.org/doc/info/lang.html
 """
@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .nodes import (
+    BatchMemOpNode,
     ChildNode,
     ConditionalNode,
     KernelNode,
     MemAllocNode,
     MemcpyNode,
+    MemFreeNode,
     MemsetNode,
     Node,
 )
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 _LINES = 60  # of one graph on a page
 _NAME = 72
-_VERBOSE = 1  # CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE
-_DRAW_SECONDS = 20
-
-_COLOURS = {
+COLOURS = {
     "kernel": "#dcebff",
     "memcpy": "#ffe9c9",
     "memset": "#fff6c9",
@@ -43,7 +40,9 @@ _COLOURS = {
     "conditional": "#ffdfe6",
     "host": "#ffd2d2",
 }
+PLAIN = "#f2f2f2"  # of all other kinds
 
+_VERBOSE = 1  # CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE
 
 # ---------------------------------------------------------------- text
 
@@ -69,7 +68,7 @@ def _lines(graph: Graph, indent: str) -> Iterator[str]:
         yield f"{indent}  {place:>{width}}  {describe(node)}{waits}{state}"
         if node.stack:
             yield f"{indent}  {'':>{width}}    {node.stack[-1]}"
-        for name, inner in _inside(node):
+        for name, inner in inside(node):
             yield f"{indent}  {'':>{width}}    {name}:"
             yield from _lines(inner, indent + "      ")
     if len(nodes) > _LINES:
@@ -86,18 +85,36 @@ def _waits(place: int, before: list[int]) -> str:
 def describe(node: Node) -> str:
     """A node in one line."""
     if isinstance(node, KernelNode):
-        grid, block = ("x".join(map(str, _trimmed(dim))) for dim in (node.grid, node.block))
-        shared = f" +{node.shared_bytes} B shared" if node.shared_bytes else ""
-        return f"{shortened(node.name)}  {grid} blocks of {block}{shared}, {len(node.args)} args"
+        return f"{shortened(node.name)}  {launch_of(node)}, {len(node.args)} args"
     if isinstance(node, MemcpyNode):
-        return f"copy {_bytes(node.nbytes)} from {node.src:#x} to {node.dst:#x}"
+        return f"copy {size_of(node.nbytes)} from {node.src:#x} to {node.dst:#x}"
     if isinstance(node, MemsetNode):
-        return f"fill {_bytes(node.nbytes)} at {node.dst:#x} with {node.value:#x}"
+        return f"fill {size_of(node.nbytes)} at {node.dst:#x} with {node.value:#x}"
     if isinstance(node, MemAllocNode):
-        return f"allocate {_bytes(node.nbytes)} at {node.address:#x}"
+        return f"allocate {size_of(node.nbytes)} at {node.address:#x}"
     if isinstance(node, ConditionalNode):
         return f"{node.type} node"
+    if isinstance(node, MemFreeNode):
+        return f"free {node.address:#x}"
+    if isinstance(node, BatchMemOpNode):
+        return ", ".join(
+            f"{each.name} {each.value:#x} at {each.address:#x}" for each in node.operations
+        )
     return node.label
+
+
+def launch_of(node: KernelNode) -> str:
+    """The shape of a launch, and what of its attributes is not as usual."""
+    grid, block = ("x".join(map(str, _trimmed(dim))) for dim in (node.grid, node.block))
+    shared = f" +{node.shared_bytes} B shared" if node.shared_bytes else ""
+    attrs = node.attrs
+    cluster = (
+        f", cluster {'x'.join(map(str, _trimmed(attrs.cluster)))}" if max(attrs.cluster) > 1 else ""
+    )
+    cooperative = ", cooperative" if attrs.cooperative else ""
+    priority = f", priority {attrs.priority}" if attrs.priority else ""
+    noun = "block" if grid == "1" else "blocks"
+    return f"{grid} {noun} of {block}{shared}{cluster}{cooperative}{priority}"
 
 
 def _trimmed(dim: tuple[int, int, int]) -> tuple[int, ...]:
@@ -105,7 +122,8 @@ def _trimmed(dim: tuple[int, int, int]) -> tuple[int, ...]:
     return (x, y, z) if z > 1 else (x, y) if y > 1 else (x,)
 
 
-def _bytes(number: int) -> str:
+def size_of(number: int) -> str:
+    """A number of bytes in the largest unit that divides it."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024 or number % 1024:
             return f"{number} {unit}"
@@ -113,15 +131,16 @@ def _bytes(number: int) -> str:
     return f"{number} GiB"
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, limit: int = _NAME) -> str:
     """A name that fits on a line: its start and its end."""
-    if len(name) <= _NAME:
+    if len(name) <= limit:
         return name
-    half = (_NAME - 3) // 2
+    half = (limit - 3) // 2
     return f"{name[:half]}...{name[-half:]}"
 
 
-def _inside(node: Node) -> list[tuple[str, Graph]]:
+def inside(node: Node) -> list[tuple[str, Graph]]:
+    """The graphs inside a node, with what they are called."""
     names: tuple[str, ...] = ()
     if isinstance(node, ChildNode):
         names = ("graph",)
@@ -148,7 +167,7 @@ def sequence_page(sequence: Any) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- pictures
+# ---------------------------------------------------------------- for other tools
 
 
 def to_dot(graph: Graph) -> str:
@@ -164,9 +183,9 @@ def _dot(graph: Graph, prefix: str, indent: str) -> Iterator[str]:
     for node in nodes:
         own = name[node.handle]
         style = "" if node.enabled else ' style="dashed"'
-        colour = _COLOURS.get(node.kind, "#f2f2f2")
+        colour = COLOURS.get(node.kind, PLAIN)
         yield f'{indent}{own} [label="{_label(node)}" fillcolor="{colour}"{style}];'
-        for place, (title, inner) in enumerate(_inside(node)):
+        for place, (title, inner) in enumerate(inside(node)):
             part = f"{own}_{place}_"
             yield f"{indent}subgraph cluster_{part} {{"
             yield f'{indent}  label="{title}";'
@@ -196,31 +215,6 @@ def from_driver(graph: Graph) -> str:
             return file.read()
     finally:
         os.unlink(path)
-
-
-def svg(dot: str) -> str | None:
-    """A picture, where Graphviz's `dot` is installed; else None."""
-    tool = shutil.which("dot")
-    if tool is None:
-        return None
-    try:
-        done = subprocess.run(
-            [tool, "-Tsvg"], input=dot, capture_output=True, text=True, timeout=_DRAW_SECONDS,
-            check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
-
-
-def bundle(text: str, dot: Callable[[], str]) -> dict[str, str]:
-    """What a notebook shows: text, and a picture where that can be made."""
-    shown = {"text/plain": text}
-    if shutil.which("dot") is not None:
-        picture = svg(dot())
-        if picture is not None:
-            shown["image/svg+xml"] = picture
-    return shown
 
 
 def to_networkx(graph: Graph) -> Any:

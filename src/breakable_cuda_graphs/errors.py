@@ -865,6 +865,10 @@ def no_operations() -> FieldError:
     return _field("operations", "operations are empty: give at least one (what, ptr, value)")
 
 
+def no_such_operation(field: str, what: object, choices: Sequence[str]) -> FieldError:
+    return _field(field, f"{field} is to do {what!r}; there are: {', '.join(choices)}")
+
+
 def word_size(field: str, size: int) -> FieldError:
     return _field(field, f"{field} has a value of {size} bytes; words of memory have 4 or 8")
 

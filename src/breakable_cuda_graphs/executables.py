@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import edits, errors, frameworks
 from ._driver import capturing, editing, process, release, works
-from ._driver.bindings import types
+from ._driver.bindings import Driver, types
 from ._driver.handles import ExecHandle
 from ._driver.ordering import CompletionMark
 from .checks import Edited, Owned
@@ -105,20 +105,8 @@ class GraphExec:
         changes = {name: what for name, what in given.items() if what is not None}
         with self._target.turn():
             before = self._work(node)
-            if from_node is not None:
-                if changes:
-                    raise errors.from_node_and_more(sorted(changes))
-                made = Edited(_same_kind(node, before, from_node._work), _kept(from_node))
-            else:
-                made = self._edited(node, before, changes)
+            made = worked_out(self._template.driver, node, before, changes, from_node)
             self._set(node, made, "/".join(changes) or "from_node")
-
-    def _edited(self, node: Node, before: works.Work, changes: Mapping[str, Any]) -> Edited:
-        driver = self._template.driver
-        try:
-            return edits.edited(driver, node.label, node.kind, before, changes)
-        except ValueError as error:
-            raise errors.edit_refused(node, getattr(error, "field", None), str(error)) from None
 
     def _set(self, node: Node, made: Edited, field: str) -> None:
         """The driver call, and then, when nothing can fail any more, the record of it."""
@@ -348,6 +336,23 @@ class _Retired:
         self._things = []
 
 
+def worked_out(
+    driver: Driver, node: Node, before: works.Work, changes: Mapping[str, Any],
+    from_node: Node | None,
+) -> Edited:  # fmt: skip
+    """What a node is to do after a change of some fields, or after taking everything from another."""
+    if from_node is None:
+        try:
+            return edits.edited(driver, node.label, node.kind, before, changes)
+        except ValueError as error:
+            raise errors.edit_refused(node, getattr(error, "field", None), str(error)) from None
+    if changes:
+        raise errors.from_node_and_more(sorted(changes))
+    if not isinstance(from_node, Node):
+        raise errors.bad_type("from_node", from_node, "a node of a graph")
+    return Edited(_same_kind(node, before, from_node._work), _kept(from_node))
+
+
 def _kept(node: Node) -> Owned:
     """What owns the memory that another graph's node names: that graph's owners."""
     return {"from_node": node._template.root.owners.all()}
@@ -361,7 +366,7 @@ def _same_kind(node: Node, before: works.Work, after: works.Work) -> works.Work:
         if before.attributes.cluster != after.attributes.cluster:
             raise errors.edit_refused(node, "attrs.cluster", "cluster dimensions cannot change")
         return dataclasses.replace(after, attributes=before.attributes)
-    if isinstance(before, works.Copy) and not before.is_flat:
+    if isinstance(before, works.Copy) and not (before.is_flat and after.is_flat):  # type: ignore[attr-defined]
         raise errors.edit_refused(node, "src", "only copies of one dimension can change")
     if isinstance(before, works.Batch):
         try:

@@ -21,7 +21,7 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from . import building, checks, edits, errors, executables, frameworks, functions
+from . import building, checks, errors, executables, frameworks, functions
 from ._driver import bindings, conditionals, contexts, editing, release, works
 from ._driver.bindings import types
 from ._driver.handles import INSTANTIATE_FLAGS, GraphHandle
@@ -150,15 +150,17 @@ class Graph:
 
         return drawing.to_networkx(self)
 
-    def _repr_svg_(self) -> str | None:
-        from . import drawing
+    def to_svg(self) -> str:
+        """A picture. Addresses are left out: the same work gives the same picture."""
+        from . import pictures
 
-        return drawing.svg(self.to_dot())
+        return pictures.of_graph(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from . import drawing
-
-        return drawing.bundle(str(self), self.to_dot)
+        return {"text/plain": str(self), "image/svg+xml": self.to_svg()}
 
     def __str__(self) -> str:
         from . import drawing
@@ -173,7 +175,8 @@ class Graph:
             counts[node.kind] = counts.get(node.kind, 0) + 1
         total = sum(counts.values())
         parts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-        return f"<Graph {total} nodes{': ' + parts if parts else ''}>"
+        noun = "node" if total == 1 else "nodes"
+        return f"<Graph {total} {noun}{': ' + parts if parts else ''}>"
 
     # ---- building
 
@@ -400,10 +403,11 @@ class Graph:
 
     # ---- changing
 
-    def update(self, node: Node, **changes: Any) -> Node:
+    def update(self, node: Node, *, from_node: Node | None = None, **changes: Any) -> Node:
         """Change a node of the template, with the fields of `GraphExec.update`; returns it anew.
 
-        Executables that exist are not affected.
+        Executables that exist are not affected. Raises `UpdateError`, with `.node` and `.field`, or
+        `TypeError`; then nothing has changed.
         """
         template = self._template
         template.require_open()
@@ -411,13 +415,11 @@ class Graph:
         driver, root = template.driver, template.root
         work = template.current(node._handle, template.reader(), None)
         given = {name: value for name, value in changes.items() if value is not None}
+        made = executables.worked_out(driver, node, work, given, from_node)
         try:
-            made = edits.edited(driver, node.label, node.kind, work, given)
             editing.set_in_graph(driver, node._handle, made.work)
-        except ValueError as error:
-            raise errors.edit_refused(node, getattr(error, "field", None), str(error)) from None
         except errors.CUDAError as error:
-            raise errors.edit_failed(node, "/".join(given), error) from error
+            raise errors.edit_failed(node, "/".join(given) or "from_node", error) from error
         root.owners.put(node.handle, made.owners)
         return node._template.node(node._handle)
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import blocks, drawing, errors, frameworks, placing, profiling, rebinding
+from . import blocks, drawing, errors, frameworks, pictures, placing, profiling, rebinding
 from ._driver import bindings, capturing, contexts, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
@@ -200,6 +200,13 @@ class CUDAGraphSequence:
     def __str__(self) -> str:
         """The sequence and its graphs on one page."""
         return drawing.sequence_page(self)
+
+    def to_svg(self) -> str:
+        """A picture of its segments with their nodes, and of the breaks between them."""
+        return pictures.of_sequence(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
 
     # ---- what it costs
 

@@ -9,7 +9,13 @@ import pytest
 
 from breakable_cuda_graphs import CaptureError, Graph, UnjoinedStreamError
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.nodes import ChildNode, EventRecordNode, HostNode, MemAllocNode
+from breakable_cuda_graphs.nodes import (
+    BatchMemOpNode,
+    ChildNode,
+    EventRecordNode,
+    HostNode,
+    MemAllocNode,
+)
 
 from .helpers import N, dev, same, sync, torch
 from .kernels import add_scale, f32, i32, kernel, launch_scale
@@ -63,6 +69,71 @@ def test_every_kind_round_trips() -> None:
         sync()
         assert pinned.tolist() == [0.0] * N
         assert called == [1, 1, 1]
+
+
+def test_words_of_memory_are_written_and_edited() -> None:
+    words, graph = torch.zeros(4, device="cuda", dtype=torch.int32), Graph()
+    node = graph.batch_mem_op([("write", words, i32(7)), ("wait_geq", words, i32(5))])
+    assert [(each.name, each.nbytes, each.value) for each in node.operations] == [
+        ("write", 4, 7), ("wait_geq", 4, 5),
+    ]  # fmt: skip
+    assert {each.address for each in node.operations} == {words.data_ptr()}
+    with graph.instantiate() as execution:
+        execution.launch()
+        sync()
+        assert words.tolist() == [7, 0, 0, 0]
+        execution.update(
+            node, operations=[("write", words[2:], i32(9)), ("wait_eq", words[2:], i32(9))]
+        )
+        words.zero_()
+        execution.launch()
+        sync()
+        assert words.tolist() == [0, 0, 9, 0]
+    changed = graph.update(
+        node, operations=[("write", words[1:], i32(3)), ("wait_geq", words[1:], i32(1))]
+    )
+    assert changed.operations[0].address == words[1:].data_ptr()
+
+
+def test_words_that_a_stream_writes_are_captured() -> None:
+    words, graph, driver = (
+        torch.zeros(4, device="cuda", dtype=torch.int32),
+        Graph(),
+        bindings.current(),
+    )
+    with graph.capture() as part:
+        stream = bindings.types.CUstream(torch.cuda.current_stream().cuda_stream)
+        driver.cuStreamWriteValue32(stream, words.data_ptr(), 5, 0)
+    (node,) = part.nodes
+    assert isinstance(node, BatchMemOpNode)
+    assert [(each.name, each.value) for each in node.operations] == [("write", 5)]
+    run(graph)
+    assert words.tolist() == [5, 0, 0, 0]
+
+
+def test_a_host_node_is_edited() -> None:
+    called: list[int] = []
+    graph = Graph()
+    node = graph.host(lambda: called.append(1))
+    with graph.instantiate() as execution:
+        execution.launch()
+        sync()
+        execution.update(node, fn=lambda: called.append(2))
+        for _ in range(2):
+            execution.launch()
+            sync()
+    assert called == [1, 2, 2]
+
+
+def test_a_priority_is_given_and_read_back() -> None:
+    x, y, graph = dev(1), dev(0), Graph()
+    args = (y, x, f32(2), i32(N))
+    node = graph.kernel(kernel(), 1, N, args, priority=-2)
+    assert node.attrs.priority == -2
+    with graph.capture(torch.cuda.Stream(priority=-1)) as part:
+        y.add_(1)
+    assert part.nodes[0].attrs.priority == -1  # type: ignore[attr-defined]
+    run(graph)
 
 
 def test_memory_of_a_graph() -> None:

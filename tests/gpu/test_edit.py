@@ -235,6 +235,55 @@ def test_a_whole_update_and_its_refusals() -> None:
     execution.close()
 
 
+def refusals() -> dict[str, tuple[Any, Any, str]]:
+    """Two graphs of one topology of which the second cannot be taken over, and the field."""
+    x, y = dev(1), dev(0)
+    rows = torch.zeros(8, 8, device="cuda", dtype=torch.uint8)
+
+    def launched(**attributes: Any) -> Graph:
+        graph = Graph()
+        graph.kernel(kernel(), 2, N, (y, x, f32(2), i32(N)), **attributes)
+        return graph
+
+    def filled(height: int) -> Graph:
+        graph = Graph()
+        graph.memset(rows, 1, (3, height), pitch=8)
+        return graph
+
+    def choosing(bodies: int) -> Graph:
+        graph = Graph()
+        for body in graph.switch(torch.zeros(1, device="cuda", dtype=torch.int32), bodies).bodies:
+            body.memset(y, 0, 16)
+        return graph
+
+    return {
+        "a cooperative launch": (launched(), launched(cooperative=True), "attrs.cooperative"),
+        "a priority": (launched(priority=0), launched(priority=-2), "attrs.priority"),
+        "cluster dimensions": (launched(cluster=1), launched(cluster=2), "attrs.cluster"),
+        "rows of a fill": (filled(2), filled(3), "nbytes"),
+        "bodies of a switch": (choosing(2), choosing(3), "bodies"),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a cooperative launch", "a priority", "cluster dimensions", "rows of a fill",
+        "bodies of a switch",
+    ],
+)  # fmt: skip
+def test_what_an_executable_keeps_for_good_is_named(kind: str) -> None:
+    before, after, field = refusals()[kind]
+    with before.instantiate() as execution:
+        with pytest.raises(UpdateError) as caught:
+            execution.update_from(after)
+        assert caught.value.field == field
+        assert caught.value.node is not None
+        assert field in {change.field for change in caught.value.changes}
+        execution.launch()
+        sync()
+
+
 def test_disabled_nodes_stay_disabled_after_a_whole_update() -> None:
     x, y = dev(1), dev(0)
     graph, other = Graph(), Graph()

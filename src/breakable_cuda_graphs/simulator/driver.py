@@ -7,7 +7,7 @@ structs are the bindings' own, but a real driver function is never reached by ac
 
 What is modelled: captures, graphs, executables, memory, streams, events, contexts, kernels, user
 objects, with the driver's result codes. What is not: asynchrony (work has happened when the call
-returns), arrays and textures, modules and libraries, external semaphores, batch memory operations.
+returns), arrays and textures, modules and libraries, external semaphores.
 """
 
 from __future__ import annotations

@@ -129,6 +129,12 @@ class ExecCalls(Calls):
         self._change(hGraphExec, hNode, self.structs.wait(event))
 
     @call()
+    def cuGraphExecBatchMemOpNodeSetParams(
+        self, hGraphExec: Handle, hNode: Handle, nodeParams: Any
+    ) -> None:
+        self._change(hGraphExec, hNode, self.structs.batch(nodeParams))
+
+    @call()
     def cuGraphExecChildGraphNodeSetParams(
         self, hGraphExec: Handle, hNode: Handle, childGraph: Handle
     ) -> None:

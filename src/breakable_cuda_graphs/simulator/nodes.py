@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from .streams import Event
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT_EVENT, EVENT_RECORD = range(8)
-MEM_ALLOC, MEM_FREE, CONDITIONAL = 10, 11, 13
+MEM_ALLOC, MEM_FREE, BATCH_MEM_OP, CONDITIONAL = 10, 11, 12, 13
+
+WAIT_32, WRITE_32, WAIT_64, WRITE_64 = 1, 2, 4, 5  # CUstreamBatchMemOpType
 
 IF, WHILE, SWITCH = 0, 1, 2
 
@@ -279,3 +281,56 @@ class MemFree(Work):
     def run(self, run: Run) -> None:
         if not run.memory.graph_frees(self.address):
             run.fail(ILLEGAL_ADDRESS)
+
+
+@dataclass(frozen=True)
+class MemoryOperation:
+    """A wait for, or a write of, one word."""
+
+    operation: int
+    address: int
+    value: int
+    flags: int
+
+    @property
+    def size(self) -> int:
+        return 4 if self.operation in (WAIT_32, WRITE_32) else 8
+
+    @property
+    def is_wait(self) -> bool:
+        return self.operation in (WAIT_32, WAIT_64)
+
+    def holds(self, word: int) -> bool:
+        """Whether a wait is over, by the lowest bits of its flags: >=, ==, &, nor."""
+        bits = 8 * self.size
+        mask = (1 << bits) - 1
+        distance = (word - self.value) & mask
+        at_least = distance < 1 << (bits - 1)  # cyclic
+        answers = (
+            at_least,
+            word == self.value,
+            bool(word & self.value),
+            bool(~(word | self.value) & mask),
+        )
+        return answers[self.flags & 3]
+
+
+@dataclass(frozen=True)
+class BatchMemOp(Work):
+    kind = BATCH_MEM_OP
+    operations: tuple[MemoryOperation, ...]
+    context: int = 0
+
+    def run(self, run: Run) -> None:
+        for each in self.operations:
+            if run.memory.refuse_range(each.address, each.size, "a batch memory operation"):
+                run.fail(ILLEGAL_ADDRESS)
+                return
+            if not each.is_wait:
+                ctypes.memmove(each.address, each.value.to_bytes(each.size, "little"), each.size)
+                continue
+            word = int.from_bytes(ctypes.string_at(each.address, each.size), "little")
+            if not each.holds(word):  # nothing else runs meanwhile here
+                run.world.find(f"a wait for the word at {each.address:#x} would never end")
+                run.fail(LAUNCH_FAILED)
+                return

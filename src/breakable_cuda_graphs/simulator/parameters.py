@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from .graphs import Graphs, Node
 from .nodes import (
+    BatchMemOp,
     Child,
     Conditional,
     Empty,
@@ -34,6 +35,7 @@ from .structs import (
     fill_memset,
     kernel_struct,
     publish_bodies,
+    publish_operations,
     show,
 )
 from .world import INVALID_VALUE, NOT_SUPPORTED, Calls, Handle, Refusal, call, types
@@ -118,6 +120,17 @@ class ParameterCalls(Calls):
     def cuGraphEventWaitNodeSetEvent(self, hNode: Handle, event: Handle) -> None:
         self._set(hNode, self.structs.wait(event))
 
+    @call(1)
+    def cuGraphBatchMemOpNodeGetParams(self, hNode: Handle) -> Any:
+        params = types.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+        work = self._work(hNode, BatchMemOp)
+        self.graphs.nodes.get(hNode).shown = publish_operations(params, work)
+        return params
+
+    @call()
+    def cuGraphBatchMemOpNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
+        self._set(hNode, self.structs.batch(nodeParams))
+
     @call()
     def cuGraphNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
         self._set(hNode, self.structs.generic(nodeParams))
@@ -188,6 +201,8 @@ def _generic_struct(node: Node) -> Any:
         params.eventRecord.event = work.event.handle
     elif isinstance(work, WaitEvent):
         params.eventWait.event = work.event.handle
+    elif isinstance(work, BatchMemOp):
+        node.shown = publish_operations(params.memOp, work)
     elif isinstance(work, Child):
         params.graph.graph = work.graph.handle
     elif isinstance(work, Conditional):

@@ -8,17 +8,25 @@ the process, and so does `repr`), and everything behind a pointer is copied befo
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 from .contexts import Contexts
 from .kernels import ArgumentBuffers, copy_arguments, expose_arguments, kernel_of
 from .nodes import (
     ARRAY_MEMORY,
+    BATCH_MEM_OP,
     HOST_MEMORY,
+    WAIT_32,
+    WAIT_64,
+    WRITE_32,
+    WRITE_64,
+    BatchMemOp,
     Empty,
     Host,
     Kernel,
     Memcpy,
+    MemoryOperation,
     Memset,
     Place,
     RecordEvent,
@@ -37,6 +45,8 @@ from .world import (
 )
 
 _ATTRIBUTE_BYTES = 64  # CUlaunchAttributeValue
+_COUNT, _OPERATIONS = 8, 16  # offsets in CUDA_BATCH_MEM_OP_NODE_PARAMS
+_OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
 _PH_GRAPH_OUT, _CTX_OUT = 16, 24  # offsets in CUDA_CONDITIONAL_NODE_PARAMS
 
 
@@ -141,6 +151,18 @@ class Structs:
     def wait(self, event: Handle) -> WaitEvent:
         return WaitEvent(self.streams.events.get(event))
 
+    def batch(self, params: Any) -> BatchMemOp:
+        """From CUDA_BATCH_MEM_OP_NODE_PARAMS, any version."""
+        if params is None:
+            raise Refusal(INVALID_VALUE)
+        start = params.getPtr()
+        count = ctypes.c_uint.from_address(start + _COUNT).value
+        at = ctypes.c_void_p.from_address(start + _OPERATIONS).value or 0
+        if not at or not count:
+            raise Refusal(INVALID_VALUE)
+        found = tuple(_operation(at + place * _OPERATION_BYTES) for place in range(count))
+        return BatchMemOp(found, self.contexts.of(params.ctx).address)
+
     def generic(self, params: Any) -> Work:
         """From CUgraphNodeParams, for the kinds that need nothing but their parameters."""
         kind = int(params.type)
@@ -158,7 +180,21 @@ class Structs:
             return self.wait(params.eventWait.event)
         if kind == 7:
             return self.record(params.eventRecord.event)
+        if kind == BATCH_MEM_OP:
+            return self.batch(params.memOp)
         raise Refusal(NOT_SUPPORTED)
+
+
+def _operation(at: int) -> MemoryOperation:
+    """One CUstreamBatchMemOpParams, a union of structs that begin alike."""
+    operation = ctypes.c_uint.from_address(at).value
+    if operation not in (WAIT_32, WRITE_32, WAIT_64, WRITE_64):
+        raise Refusal(NOT_SUPPORTED)
+    address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
+    made = MemoryOperation(operation, address, value, ctypes.c_uint.from_address(at + 24).value)
+    if not address or address % made.size:
+        raise Refusal(INVALID_VALUE)
+    return replace(made, value=value & ((1 << 8 * made.size) - 1))
 
 
 def _place(params: Any, side: str) -> Place:
@@ -235,6 +271,22 @@ def fill_host(params: Any, work: Host) -> None:
     """Write a host call's description into a struct of any version."""
     params.fn = types.CUhostFn(work.function)
     params.userData = work.user_data
+
+
+def publish_operations(params: Any, work: BatchMemOp) -> Any:
+    """Write a batch's description into a struct; returns the array that it points at."""
+    array = ctypes.create_string_buffer(_OPERATION_BYTES * len(work.operations))
+    for place, each in enumerate(work.operations):
+        at = ctypes.addressof(array) + place * _OPERATION_BYTES
+        ctypes.c_uint.from_address(at).value = each.operation
+        ctypes.c_uint64.from_address(at + 8).value = each.address
+        ctypes.c_uint64.from_address(at + 16).value = each.value
+        ctypes.c_uint.from_address(at + 24).value = each.flags
+    start = params.getPtr()
+    ctypes.c_void_p.from_address(start).value = work.context
+    ctypes.c_uint.from_address(start + _COUNT).value = len(work.operations)
+    ctypes.c_void_p.from_address(start + _OPERATIONS).value = ctypes.addressof(array)
+    return array
 
 
 def publish_bodies(conditional: Any, bodies: list[int], context: int) -> Any:

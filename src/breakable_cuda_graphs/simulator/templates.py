@@ -159,6 +159,12 @@ class TemplateCalls(Calls):
         return self._add(hGraph, dependencies, numDependencies, self.structs.wait(event))
 
     @call(1)
+    def cuGraphAddBatchMemOpNode(
+        self, hGraph: Handle, dependencies: Any, numDependencies: int, nodeParams: Any
+    ) -> Any:
+        return self._add(hGraph, dependencies, numDependencies, self.structs.batch(nodeParams))
+
+    @call(1)
     def cuGraphAddChildGraphNode(
         self, hGraph: Handle, dependencies: Any, numDependencies: int, childGraph: Handle
     ) -> Any:

@@ -12,7 +12,18 @@ from typing import NamedTuple
 
 from .graphs import Graph, Node
 from .memory import Memory
-from .nodes import COOPERATIVE, PRIORITY, Child, Conditional, Kernel, Memcpy, Memset, Place, Work
+from .nodes import (
+    COOPERATIVE,
+    PRIORITY,
+    BatchMemOp,
+    Child,
+    Conditional,
+    Kernel,
+    Memcpy,
+    Memset,
+    Place,
+    Work,
+)
 
 # CUgraphExecUpdateResult
 DONE = 0
@@ -57,6 +68,8 @@ class Rules:
             return self._memcpy(old, new)
         if isinstance(old, Memset) and isinstance(new, Memset):
             return self._memset(old, new)
+        if isinstance(old, BatchMemOp) and isinstance(new, BatchMemOp):
+            return DONE if _operations(old) == _operations(new) else PARAMETERS_CHANGED
         return DONE if old.kind == new.kind else NODE_TYPE_CHANGED
 
     def _kernel(self, old: Kernel, new: Kernel) -> int:
@@ -149,3 +162,11 @@ def _flag(work: Kernel, attribute: int) -> bytes:
 
 def _size(work: Memcpy) -> tuple[int, int, int]:
     return work.width, work.height, work.depth
+
+
+_FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH
+
+
+def _operations(work: BatchMemOp) -> tuple[object, ...]:
+    """What of a batch may not change: its context, and the types of its operations."""
+    return (work.context, *((each.operation, each.flags & _FLUSH) for each in work.operations))
