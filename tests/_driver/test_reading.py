@@ -122,7 +122,7 @@ def test_a_survey_finds_kinds_and_addresses_in_children_too(driver, graph):
     survey = Survey(KernelReader(driver), graph, [])
     assert survey.kinds == {reading.MEMSET, reading.CHILD, reading.KERNEL}
     assert survey.addresses() >= {address, address + 8}
-    assert survey.kernel_words() == [[address + 8]]
+    assert survey.kernel_words == [[address + 8]]
     driver.cuGraphDestroy(child)
     driver.cuMemFree(address)
 

@@ -90,7 +90,7 @@ class Bench:
         self.made: list[Books] = []
 
     def books(self, mode: str = "global", generators: tuple[Any, ...] = ()) -> Books:
-        made = Books(self.driver, int(self.stream), (0, 1), mode, generators)
+        made = Books(self.driver, self.stream, (0, 1), mode, generators)
         self.made.append(made)
         return made
 

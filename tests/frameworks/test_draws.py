@@ -28,13 +28,12 @@ STATE = [SEED, OFFSET, 8, 1]
 @pytest.mark.parametrize("before", [0, 1, 5])
 def test_a_generators_state_is_found_wherever_it_lies(before):
     words = [3] * before + STATE + [9, 9]
-    assert module._state_at(words) == before
     assert generator_states([words]) == [(SEED, OFFSET, 8)]
 
 
 def test_the_flag_is_one_byte():
-    assert module._state_at([SEED, OFFSET, 0, 0xABCD_EF01]) == 0
-    assert module._state_at([SEED, OFFSET, 0, 0x0100]) == -1
+    assert generator_states([[SEED, OFFSET, 0, 0xABCD_EF01]]) == [(SEED, OFFSET, 0)]
+    assert generator_states([[SEED, OFFSET, 0, 0x0100]]) == []
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,6 @@ def test_the_flag_is_one_byte():
     ],
 )
 def test_what_only_looks_like_one_is_none(words):
-    assert module._state_at(words) == -1
     assert generator_states([words]) == []
 
 
@@ -72,6 +70,8 @@ class FakeDraws:
     def __init__(self) -> None:
         self.is_guest = self.had_guest = self.is_spoilt = False
         self.generators: tuple[Any, ...] = ()
+        self.stream: Any = None
+        self.handle = 0
         self.nodes = 1
 
     def progress(self) -> tuple[int, ...]:
@@ -100,15 +100,21 @@ def road(bare_device, monkeypatch):
     assert bare_device.leaks() == []
 
 
+def put(draws: Any, stream: Any) -> None:
+    draws.stream, draws.handle = stream, int(stream)
+
+
 def open_(traffic: Traffic, draws: Any, stream: Any) -> None:
     begun: list[int] = []
-    traffic.open(draws, stream, lambda: begun.append(1))
+    put(draws, stream)
+    traffic.open(draws, lambda: begun.append(1))
     assert begun == [1]
 
 
 def close(traffic: Traffic, draws: Any, stream: Any) -> None:
+    put(draws, stream)
     with traffic.lock:
-        traffic.ended(draws, stream)
+        traffic.ended(draws)
 
 
 def test_the_first_capture_has_the_generators_and_a_second_is_its_guest(road):
@@ -169,8 +175,9 @@ def test_a_failed_opening_can_be_closed(road):
     def fail() -> None:
         raise ValueError("mine")
 
+    put(draws, one)
     with pytest.raises(ValueError, match="mine"):
-        traffic.open(draws, one, fail)
+        traffic.open(draws, fail)
     close(traffic, draws, one)
     close(traffic, draws, one)
     with traffic.replaying():
@@ -206,11 +213,12 @@ def test_a_guest_begins_with_copies_and_the_generators_get_their_own_back(road, 
             raise ValueError("mine")
 
     open_(traffic, host, one)
+    put(guest, two)
     if fails:
         with pytest.raises(ValueError, match="mine"):
-            traffic.open(guest, two, begin)
+            traffic.open(guest, begin)
     else:
-        traffic.open(guest, two, begin)
+        traffic.open(guest, begin)
     assert seen[-1] == ["copy of own"] * 2
     assert [generator.state for generator in guest.generators] == ["own"] * 2
     close(traffic, guest, two)

@@ -123,11 +123,10 @@ class Driver:
     def capture_info(self, stream: Any) -> CaptureInfo:
         """The capture that a stream is in. Never raises for an invalidated one."""
         status, identity, graph, dependencies, edges, count = self._capture_info(stream)
-        if int(status) != 1:
+        if status != 1:
             return CaptureInfo(int(status), 0, None, [], [])
-        return CaptureInfo(
-            1, int(identity), graph, list(dependencies or ())[:count], list(edges or ())[:count]
-        )
+        nodes = dependencies[:count] if count else []
+        return CaptureInfo(1, int(identity), graph, nodes, edges[:count] if edges else [])
 
     def update_capture_dependencies(
         self, stream: Any, nodes: list[Any], *, replace: bool = True

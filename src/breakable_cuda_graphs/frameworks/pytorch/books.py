@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..._driver import capturing, release
-from ..._driver.bindings import Driver, types
+from ..._driver.bindings import Driver
 from ..._driver.capturing import Ended, Status
 
 _NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
@@ -28,12 +28,12 @@ class Books:
     """The torch side of one capture on one stream, which is torch's current stream throughout."""
 
     def __init__(
-        self, driver: Driver, stream: int, pool: Any, mode: str, generators: tuple[Any, ...]
+        self, driver: Driver, stream: Any, pool: Any, mode: str, generators: tuple[Any, ...]
     ) -> None:
         self.driver = driver
         self.mode = mode
         self.pool = pool
-        self.stream = types.CUstream(stream)
+        self.stream = stream
         self.shell: Any = torch.cuda.CUDAGraph(keep_graph=True)
         self._generators = generators
         self._stage = _NEW

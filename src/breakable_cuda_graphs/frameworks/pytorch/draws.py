@@ -23,7 +23,6 @@ import torch
 from ... import errors
 from ..._driver.bindings import Driver, types
 from ..._driver.ordering import CompletionMark
-from ..._driver.reading import Survey
 
 _WRAP = 1 << 64
 
@@ -43,8 +42,10 @@ class Draws:
         default = torch.cuda.default_generators[device]
         self.registered = tuple(g for g in generators if g is not default)
         self.generators = (default, *self.registered)
-        self._driver, self._stream = driver, stream
+        self._driver, self.stream, self.handle = driver, stream, int(stream)
         self._traffic = traffic(driver, device)
+        #: held around the end of a capture and of torch's books: none may open in between
+        self.lock = self._traffic.lock
         with self._traffic.lock:
             self._counters = [_Counter(g) for g in self.generators]
         self._offsets_of_host: list[int] = []
@@ -56,40 +57,34 @@ class Draws:
         """Let a segment's capture be begun on the stream, and count from the true offsets on."""
         for counter in self._counters:
             counter.begin()
-        self._traffic.open(self, self._stream, begin_capture)
+        self._traffic.open(self, begin_capture)
         if self.is_guest:
             self._offsets_of_host = [_offset_inside(g) for g in self.generators]
         else:
             for counter in self._counters:
                 counter.opened()
 
-    @property
-    def lock(self) -> threading.RLock:  # type: ignore[valid-type, unused-ignore]
-        """Held around the end of a capture and of torch's books: none may open in between."""
-        return self._traffic.lock
-
     def ended(self) -> None:
         """The capture is over, well or not; still under the lock."""
-        self._traffic.ended(self, self._stream)
+        self._traffic.ended(self)
 
-    def ending(self, survey: Survey | None) -> tuple[list[int], bool, Exception | None]:
-        """Inside the capture, just before its end.
+    def ending(self, states: list[State] | None) -> tuple[list[int], bool, Exception | None]:
+        """Inside the capture, just before its end; `states` are those that its kernels are handed.
 
         Returns how much each generator has drawn, whether the segment needs torch's refill at
         replay, and what makes that impossible. The offset alone does not tell: a checkpoint draws
         and puts the offset back.
         """
         nothing = [0] * len(self._counters)
-        if survey is None:  # a capture that is lost cannot be asked for its offsets any more
+        if states is None:  # a capture that is lost cannot be asked for its offsets any more
             return nothing, False, None
-        states = generator_states(survey.kernel_words())
         reads = bool(states)
         used = nothing if self.is_guest else [c.ending(reads) for c in self._counters]
         if self.had_guest and reads and _is_doubtful(states, used):
             self.is_spoilt = True
         if reads and self.is_guest and not self._traffic.spoil_hosts(self):
             for generator, offset in zip(self.generators, self._offsets_of_host, strict=True):
-                _set_inside(generator, generator.initial_seed(), offset)
+                _set_inside(generator, generator.get_state(), generator.initial_seed(), offset)
         if reads and (self.is_guest or self.is_spoilt):
             return nothing, True, errors.two_captures_draw()
         return used, reads or any(used), None
@@ -109,7 +104,7 @@ class Draws:
 
     def progress(self) -> tuple[int, ...]:
         """Which capture is open, and what its stream did last; tells whether it has gone on since."""
-        info = self._driver.capture_info(self._stream)
+        info = self._driver.capture_info(self.stream)
         return (info.id, *(int(node) for node in info.dependencies))
 
     def finish(self, failed: bool) -> None:
@@ -126,6 +121,7 @@ class _Counter:
         # A second handle of the same state: setting its offset leaves cuDNN's dropout state alone.
         self.view = generator.graphsafe_get_state()
         self._before = generator.get_state()
+        self._state = self._before.clone()  # what is handed over to set one: made once
         self._seed = generator.initial_seed()
         self._expected = 0
         self._captured = 0  # draws of segments since the block began or the generator was seeded
@@ -140,13 +136,13 @@ class _Counter:
     def opened(self) -> None:
         """Inside the capture: count from the true offset on."""
         if self.start:
-            _set_inside(self.generator, self._seed, self.start)
+            _set_inside(self.generator, self._state, self._seed, self.start)
 
     def ending(self, reads: bool) -> int:
         """Still inside: how much was drawn. A total of zero would make torch refill nothing."""
         used = _offset_inside(self.generator) - self.start
         if reads and self.start + used == 0:
-            _set_inside(self.generator, self._seed, 4)
+            _set_inside(self.generator, self._state, self._seed, 4)
         return used
 
     def closed(self, used: int) -> None:
@@ -170,8 +166,8 @@ def _offset_inside(generator: Any) -> int:
     return ctypes.c_uint64.from_address(state.data_ptr() + 8).value
 
 
-def _set_inside(generator: Any, seed: int, offset: int) -> None:
-    state = generator.get_state()
+def _set_inside(generator: Any, state: Any, seed: int, offset: int) -> None:
+    """Set both within the open capture; `state` is a tensor of the size that torch takes."""
     words = (ctypes.c_uint64 * 2).from_address(state.data_ptr())
     words[0], words[1] = seed % _WRAP, offset
     generator.set_state(state)
@@ -221,31 +217,28 @@ class DrawingRunner:
 # ---------------------------------------------------------------- what the kernels read
 
 
-def _state_at(words: list[int]) -> int:
-    """Where a kernel's arguments hold a generator's device state; -1 if nowhere.
+#: Where a generator's seed and its offset lie on the device, and the offset inside the graph.
+State = tuple[int, int, int]
 
-    It is a `PhiloxCudaState` by value: two pointers, the offset inside the graph, and a flag that
+
+def generator_states(kernels: Iterable[list[int]]) -> list[State]:
+    """The generators' states that kernels are handed, one a kernel at most.
+
+    That is a `PhiloxCudaState` by value: two pointers, the offset inside the graph, and a flag that
     is 1 (ATen/cuda/detail/PhiloxCudaStateRaw.cuh). Something else of that shape only costs speed.
     """
-    for at in range(len(words) - 3):
-        if words[at + 3] & 0xFF == 1 and words[at + 2] % 4 == 0:  # rare, and so looked at first
-            seed, offset = words[at], words[at + 1]
-            if seed != offset and _is_block(seed) and _is_block(offset):
-                return at
-    return -1
-
-
-def generator_states(kernels: Iterable[list[int]]) -> list[tuple[int, int, int]]:
-    """The states that kernels are handed: (address of the seed, of the offset, offset inside)."""
     found = []
     for words in kernels:
-        at = _state_at(words)
-        if at >= 0:
-            found.append((words[at], words[at + 1], words[at + 2]))
+        flags = [at for at, word in enumerate(words) if word & 0xFF == 1]  # rare: looked at first
+        for at in flags:
+            seed, offset, inside = words[at - 3 : at] if at >= 3 else (0, 0, 0)
+            if inside % 4 == 0 and seed != offset and _is_block(seed) and _is_block(offset):
+                found.append((seed, offset, inside))
+                break
     return found
 
 
-def _is_doubtful(states: list[tuple[int, int, int]], used: list[int]) -> bool:
+def _is_doubtful(states: list[State], used: list[int]) -> bool:
     """Whether draws of a segment that had a guest may have gone wrong.
 
     Into the guest's copy, when it was in place; or twice from one offset, when it was put back.
@@ -284,13 +277,13 @@ class Traffic:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
 
-    def open(self, draws: Draws, stream: Any, begin_capture: Callable[[], None]) -> None:
+    def open(self, draws: Draws, begin_capture: Callable[[], None]) -> None:
         """Begin a segment's capture."""
         if not SHARED_TENSORS:
             begin_capture()
             return
         with self.lock:
-            self._mark.order_after(int(stream), stream)
+            self._mark.order_after(draws.handle, draws.stream)
             hosts = {other: other.progress() for other in self._open if not other.is_guest}
             draws.is_guest, draws.had_guest, draws.is_spoilt = bool(hosts), False, False
             for host in hosts:
@@ -303,12 +296,12 @@ class Traffic:
             with _copies_in_place(draws.generators):
                 begin_capture()
 
-    def ended(self, draws: Draws, stream: Any) -> None:
+    def ended(self, draws: Draws) -> None:
         """A segment is over: what follows on other streams follows its refill."""
         self._progress_of_hosts.pop(draws, None)
         if self._open.pop(draws, None) is not None:
             self._changed.notify_all()
-            self._mark.record(int(stream), stream)
+            self._mark.record(draws.handle, draws.stream)
 
     def spoil_hosts(self, guest: Draws) -> bool:
         """A guest has drawn from generators that another open capture has: whether that is lost.

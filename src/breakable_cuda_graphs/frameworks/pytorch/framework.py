@@ -25,7 +25,7 @@ from ...streams import as_handle
 from .. import base
 from . import inputs, modes, workspaces
 from .books import Books
-from .draws import Draws, generator_states
+from .draws import Draws, State, generator_states
 from .pools import TorchPool, pool_for
 from .snapshots import blocks_in_use
 from .stray import StrayWatch
@@ -34,9 +34,6 @@ from .tensors import Tensors
 #: Below this share of free device memory, cached blocks are given back before a capture: inside it
 #: the allocator cannot.
 _SCARCE = 1 / 8
-
-
-_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class TorchFramework:
@@ -92,6 +89,7 @@ class TorchSession:
         self.framework, self.driver, self.pool = framework, framework.driver, pool
         self.external, self.mode = stream, mode
         self.stream = types.CUstream(stream.cuda_stream)
+        self._handle = int(self.stream)
         self._generators = generators
         self._undo = contextlib.ExitStack()
         self._draws: Draws | None = None
@@ -100,6 +98,7 @@ class TorchSession:
         self._pool_seen = False
         self.uses_workspace = False
         self._seen: set[int] = set()  # addresses that were looked up already
+        self._states: list[State] = []  # of generators, that the last segment's kernels read
 
     def enter(self) -> None:
         device = self.framework.device
@@ -117,7 +116,7 @@ class TorchSession:
         if self._books is None:
             return True
         current = self.framework.current_stream()
-        return current == int(self.stream) or (
+        return current == self._handle or (
             capturing.status(self.driver, types.CUstream(current)) is not Status.NONE
         )
 
@@ -126,19 +125,25 @@ class TorchSession:
         assert draws is not None
         modes.clear_weight_cache()
         self.pool.open_capture(self)
-        self._books = Books(
-            self.driver, int(self.stream), self.pool.identity, self.mode, draws.registered
+        books = self._books = Books(
+            self.driver, self.stream, self.pool.identity, self.mode, draws.registered
         )
-        with self._current():
-            draws.open(self._books.open)
+        self._on_stream(draws.open, books.open)
 
     def end(self, survey: Survey | None) -> base.Captured:
+        modes.clear_weight_cache()
+        captured: base.Captured = self._on_stream(self._end, survey)
+        if survey is not None and not self.uses_workspace:
+            self.uses_workspace = workspaces.contain(self._handle, survey.kernel_words)
+        return captured
+
+    def _end(self, survey: Survey | None) -> base.Captured:
         books, draws = self._books, self._draws
         assert books is not None
         assert draws is not None
-        modes.clear_weight_cache()
-        with self._current(), draws.lock:
-            used, draw, problem = draws.ending(survey)
+        self._states = [] if survey is None else generator_states(survey.kernel_words)
+        with draws.lock:
+            used, draw, problem = draws.ending(None if survey is None else self._states)
             is_lonely = survey is not None and not reading.NO_CHILDREN.isdisjoint(survey.kinds)
             if draw and problem is None and is_lonely:
                 return self._end_by_torch(books, draws, used)
@@ -148,8 +153,6 @@ class TorchSession:
             self._closed()
             draws.ended()
             draws.closed(used)
-        if survey is not None and not self.uses_workspace:
-            self.uses_workspace = workspaces.contain(int(self.stream), survey.kernel_words())
         if child is None:
             self.pool.take_shell(books.shell)
             return base.Captured(ended.code, ended.graph, None, problem)
@@ -178,21 +181,25 @@ class TorchSession:
         books = self._books
         if books is None:
             return
+        self._on_stream(self._abandon, books)
+        if books.is_sound:
+            self.pool.take_shell(books.shell)
+
+    def _abandon(self, books: Books) -> None:
         assert self._draws is not None
-        with self._current(), self._draws.lock:
+        with self._draws.lock:
             try:
                 books.close()
             finally:
                 self._draws.ended()
                 self._closed()
-        if books.is_sound:
-            self.pool.take_shell(books.shell)
 
-    def _current(self) -> AbstractContextManager[Any]:
-        """The capture stream as torch's current one, whatever the user's code has made current."""
-        if self.framework.current_stream() == int(self.stream):
-            return _NOTHING
-        return _stream_current(self.external)
+    def _on_stream(self, work: Callable[..., Any], argument: Any) -> Any:
+        """Work with the capture stream as torch's current one, whatever the user's code has made it."""
+        if self.framework.current_stream() == self._handle:
+            return work(argument)
+        with _stream_current(self.external):
+            return work(argument)
 
     def before_break(self) -> None:
         if self._older is None:
@@ -214,16 +221,14 @@ class TorchSession:
     def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
         addresses = survey.addresses() - self._seen
         self._seen |= addresses
-        addresses.difference_update(
-            *(state[:2] for state in generator_states(survey.kernel_words()))
-        )
+        addresses.difference_update(*(state[:2] for state in self._states))
         if not addresses:
             return [], []
         return inputs.find(self.driver, self.framework.device, addresses, self._is_ours)
 
     def _is_ours(self, address: int) -> bool:
         """Memory of the pool, or of the stream's cuBLAS workspaces."""
-        if self.pool.contains(address) or workspaces.contains(int(self.stream), address):
+        if self.pool.contains(address) or workspaces.contains(self._handle, address):
             return True
         self.pool.look()
         return self.pool.contains(address)

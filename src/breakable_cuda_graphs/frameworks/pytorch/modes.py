@@ -57,10 +57,7 @@ def entered(modes: Modes) -> Iterator[None]:
         yield
 
 
-def clear_weight_cache() -> None:
-    """A cast that autocast remembers must not cross a border between captured and eager code.
-
-    One made in a segment holds nothing until the replay; one made in a break has another address at
-    each replay (`torch.cuda.make_graphed_callables` refuses the cache for the same reason).
-    """
-    torch.clear_autocast_cache()
+#: A cast that autocast remembers must not cross a border between captured and eager code: one made
+#: in a segment holds nothing until the replay; one made in a break has another address at each
+#: replay (`torch.cuda.make_graphed_callables` refuses the cache for the same reason).
+clear_weight_cache = torch.clear_autocast_cache
