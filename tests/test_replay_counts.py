@@ -23,11 +23,11 @@ from helping import capture, settle, watched_driver  # noqa: E402
 
 SOURCE = str(Path(breakable_cuda_graphs.__file__).parent)
 
-#: Bytecodes of the library for one more segment and its break; a plain loop has about 30.
-OPCODES_A_STEP = 45
+#: Bytecodes of the library for one more segment and its break; a plain loop has about 20.
+OPCODES_A_STEP = 28
 
 #: ... and for all that a replay does besides.
-OPCODES_A_REPLAY = 400
+OPCODES_A_REPLAY = 250
 
 
 @no_graph

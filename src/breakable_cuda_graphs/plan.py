@@ -1,14 +1,15 @@
 """The plan of a replay: what is left to do when all that can be decided once has been.
 
-The hard problem: the loop over the steps is the library's speed. A step is a plain tuple
-(executable, function, args, kwargs) of which either half may be None, so that the usual pair of a
-graph and the break behind it is one turn of the loop. Empty segments are not in it; segments with
-nothing eager between them are joined, as child nodes of one graph, into one launch.
+The hard problem: the loop over the steps is the library's speed. A step is a plain pair (executable,
+call) of which either half may be None, so that the usual pair of a graph and the break behind it is
+one turn of the loop; the call takes nothing, its arguments are bound to it. Empty segments are not in
+it; segments with nothing eager between them are joined, as child nodes of one graph, into one launch.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ._driver.ordering import CompletionMark
 from .frameworks.base import Framework
 from .segments import EagerSegment, GraphSegment
 
-Step = tuple[Any, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+Step = tuple[Any, Callable[[], object] | None]
 
 
 class Plan:
@@ -51,12 +52,12 @@ class Plan:
         """What one replay does, a launch or a call at a time, and the segments that each one runs."""
         for group in _groups(self.parts):
             if isinstance(group, EagerSegment):
-                yield (group,), (None, self._body(group), group.args, group.kwargs)
+                yield (group,), (None, self._call_of(group))
             elif group[0]._runner is not None:
-                yield tuple(group), (None, group[0]._runner.replay, (), {})
+                yield tuple(group), (None, group[0]._runner.replay)
             else:
                 assert group[0]._executable is not None
-                yield tuple(group), (group[0]._executable.value, None, (), {})
+                yield tuple(group), (group[0]._executable.value, None)
 
     def with_steps(self, steps: list[Step]) -> Plan:
         """The same replay with other steps: what it does, with something done in between."""
@@ -67,35 +68,36 @@ class Plan:
     def _add(self, driver: Driver, group: list[GraphSegment] | EagerSegment) -> None:
         if isinstance(group, EagerSegment):
             self.parts.append(group)
-            self._add_call(self._body(group), group.args, group.kwargs)
+            self._add_call(self._call_of(group))
             return
         self.parts += group
         if len(group) > 1:
             _join(driver, group, self._mark)
             self._add_launch(group[0]._executable)
         elif group[0]._runner is not None:
-            self._add_call(group[0]._runner.replay, (), {})
+            self._add_call(group[0]._runner.replay)
         else:
             self._add_launch(_executable(group[0], self._mark))
 
     def _add_launch(self, executable: ExecHandle | None) -> None:
         assert executable is not None
-        self.steps.append((executable.value, None, (), {}))
+        self.steps.append((executable.value, None))
 
-    def _add_call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _add_call(self, call: Callable[[], object]) -> None:
         """A call goes into the turn of the launch before it, if that has none yet."""
         executable = None
         if self.steps and self.steps[-1][1] is None:
             executable = self.steps.pop()[0]
-        self.steps.append((executable, function, args, kwargs))
+        self.steps.append((executable, call))
 
-    def _body(self, segment: EagerSegment) -> Callable[..., Any]:
+    def _call_of(self, segment: EagerSegment) -> Callable[[], object]:
+        """What replays a break; a call with `*args` and `**kwargs` would cost more than `partial`."""
         body = segment.fn if segment._result is None else segment.call_and_fill
-        if segment._modes == self.modes:
-            return body
-        return _InModes(self.framework, segment._modes, body)
+        if segment._modes != self.modes:
+            body = _InModes(self.framework, segment._modes, body)
+        if segment.args or segment.kwargs:
+            return functools.partial(body, *segment.args, **segment.kwargs)
+        return body
 
 
 class _InModes:

@@ -24,7 +24,7 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors
@@ -186,13 +186,9 @@ class _Profiler:
 
     def _marked_steps(self, events: Sequence[Any], stamps: list[int]) -> _Steps:
         mark = _marker(self._record, iter(events), self._stream, stamps)
-        steps: _Steps = [(None, mark, (), {})]
+        steps: _Steps = [(None, mark)]
         for unit in self._units:
-            executable, function, args, kwargs = unit.step
-            if function is None:
-                steps.append((executable, mark, (), {}))
-            else:
-                steps += [(None, function, args, kwargs), (None, mark, (), {})]
+            steps += _followed(unit.step, mark)
         return steps
 
     def _stamp_cost(self) -> float:
@@ -254,12 +250,7 @@ class _Profiler:
             ]
             steps: _Steps = []
             for unit, gate in zip(self._units, gates, strict=True):
-                executable, function, args, kwargs = unit.step
-                steps.append((None, gate.open, (), {}))
-                if function is None:
-                    steps.append((executable, gate.close, (), {}))
-                else:
-                    steps += [(None, function, args, kwargs), (None, gate.close, (), {})]
+                steps += [(None, gate.open), *_followed(unit.step, gate.close)]
             try:
                 self._replay(self._plan.with_steps(steps))
             finally:
@@ -489,6 +480,12 @@ def _middle(values: Sequence[float]) -> float:
     """The mean of the inner half: a rare long replay does not move it."""
     chosen = _inner_half(values)
     return sum(values[number] for number in chosen) / len(chosen)
+
+
+def _followed(step: Step, call: Callable[[], None]) -> _Steps:
+    """A unit's launch or call, and then another call."""
+    executable, own = step
+    return [(executable, call)] if own is None else [(None, own), (None, call)]
 
 
 def _mean_steps(times: Sequence[Sequence[float]]) -> list[float]:

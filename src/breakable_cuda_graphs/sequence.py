@@ -100,13 +100,13 @@ class CUDAGraphSequence:
         assert mark is not None
         mark.order_after(handle, stream)
         try:
-            for executable, function, args, kwargs in plan.steps:
+            for executable, call in plan.steps:
                 if executable is not None:
                     (code,) = launch(executable, stream)
                     if code:
                         raise bindings.current().error("cuGraphLaunch", code)
-                if function is not None:
-                    function(*args, **kwargs)
+                if call is not None:
+                    call()
                     if memory.stale is not None:
                         raise errors.stale_input(*memory.stale)
             mark.record(handle, stream)

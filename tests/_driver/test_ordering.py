@@ -76,6 +76,13 @@ def test_a_stream_that_is_gone_does_not_matter(driver, streams, bare_device):
     mark.close()
 
 
+def test_a_closed_mark_cannot_be_recorded(driver, streams):
+    mark = CompletionMark(driver)
+    mark.close()
+    with pytest.raises(CUDAError, match="cuEventRecord"):
+        mark.record(int(streams[0]), streams[0])
+
+
 def test_a_failing_record_is_told(driver, streams, monkeypatch):
     mark = CompletionMark(driver)
     mark._record = lambda event, stream: (bindings.types.CUresult(700),)

@@ -23,12 +23,13 @@ _events: set[EventHandle] = set()
 class CompletionMark:
     """The end of the last piece of work in an ordered set, on whichever stream it ran."""
 
-    __slots__ = ("_event", "_lost", "_record", "_stream", "driver")
+    __slots__ = ("_event", "_lost", "_raw", "_record", "_stream", "driver")
 
     def __init__(self, driver: bindings.Driver) -> None:
         self.driver = driver
         self._event = EventHandle.create(driver)
-        self._record = driver.module.cuEventRecord  # the raw call: this is on replay's hot path
+        # The raw call and its handle: this is on replay's hot path.
+        self._record, self._raw = driver.module.cuEventRecord, self._event.value
         self._lost = False
         self._stream = -1  # the handle of the stream of the last recording; -1: none yet
         # The collector finalizes all of a cycle, the event too, although what is queued for release
@@ -43,7 +44,7 @@ class CompletionMark:
 
     def record(self, handle: int, stream: Any) -> None:
         """Set the mark at the present end of a stream."""
-        (code,) = self._record(self._event.value, stream)
+        (code,) = self._record(self._raw, stream)
         if code:
             raise self.driver.error("cuEventRecord", code)
         self._stream = handle
@@ -69,6 +70,7 @@ class CompletionMark:
         self.wait()
         self.is_lost()
         _events.discard(self._event)
+        self._raw = None  # which the driver refuses
         self._event.close()
 
 

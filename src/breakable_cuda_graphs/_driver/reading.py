@@ -31,7 +31,9 @@ class Layout:
     def __init__(self, name: str, parameters: tuple[tuple[int, int], ...]) -> None:
         self.name, self.parameters = name, parameters
         self._pointers = _words_of(len(parameters))
-        self._wide = [(n, *_words_of(size // 8)) for n, (_, size) in enumerate(parameters) if size >= 8]
+        self._wide = [
+            (n, *_words_of(size // 8)) for n, (_, size) in enumerate(parameters) if size >= 8
+        ]
 
     def words(self, table: int) -> list[int]:
         """Every 8-byte step of the arguments that an array of pointers at `table` leads to."""
