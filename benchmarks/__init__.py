@@ -17,6 +17,7 @@ REGISTRY: dict[str, str] = {
     "capture": "capture",
     "growth": "growth",
     "random": "random_numbers",
+    "rebind": "rebind",
     "memory": "memory",
     "decoder": "decoder",
     "training": "training",

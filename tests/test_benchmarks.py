@@ -357,6 +357,35 @@ def test_the_floor_launches_each_graph_once_and_notices_errors(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
 
 
+# --- rebinding against copying ------------------------------------------------------------------
+
+
+def test_the_size_from_which_copying_is_dearer_is_found_between_two_sizes() -> None:
+    rebind = pytest.importorskip("benchmarks.rebind", reason="torch is not installed")
+    moved = {1024.0: [10.0, 20.0], 4096.0: [10.0, 20.0], 16384.0: [10.0, 20.0]}
+    copied = {1024.0: [4.0, 4.0], 4096.0: [8.0, 18.0], 16384.0: [12.0, 22.0]}
+    found = rebind.crossings(moved, copied)
+    assert found.best == pytest.approx(8.0), "half way between 4 and 16 KiB, in logarithms"
+    assert found.count == 2
+    assert found.q1 == found.q3
+
+
+def test_where_one_way_is_always_cheaper_no_size_is_made_up() -> None:
+    rebind = pytest.importorskip("benchmarks.rebind", reason="torch is not installed")
+    dear, cheap = {1.0: [9.0] * 3, 2.0: [9.0] * 3}, {1.0: [1.0] * 3, 2.0: [2.0] * 3}
+    assert rebind.crossings(dear, cheap) is None
+    assert rebind.crossings(cheap, dear) is None
+    seldom = {1.0: [1.0, 1.0, 1.0], 2.0: [99.0, 1.0, 1.0]}
+    assert rebind.crossings(dear, seldom) is None
+
+
+def test_a_break_even_that_noise_makes_twice_counts_from_the_right() -> None:
+    rebind = pytest.importorskip("benchmarks.rebind", reason="torch is not installed")
+    moved = {float(1 << n): [10.0] for n in range(10, 14)}
+    copied = dict(zip(moved, ([11.0], [9.0], [9.0], [11.0]), strict=True))
+    assert rebind.crossings(moved, copied).median == pytest.approx(2**12.5 / 1024)
+
+
 # --- the command --------------------------------------------------------------------------------
 
 
