@@ -43,6 +43,7 @@ class Plan:
         self.has_breaks = bool(breaks)
         self.draws = any(isinstance(s, GraphSegment) and s._runner for s in segments)
         self.modes = breaks[0]._modes if breaks else None  # of most breaks; others switch by turn
+        self.usual: Plan | None = None  # of a plan with named ranges: the one without
         self.steps: list[Step] = []
         self.parts: list[GraphSegment | EagerSegment] = []  # what is embedded in other captures
         for group in _groups(segments):

@@ -351,7 +351,8 @@ class _Rebinding:
         if sequence._plan is not None and sequence._framework is not None:
             mark = sequence._mark
             assert mark is not None
-            sequence._plan = Plan(self._driver, sequence._framework, mark, sequence._segments)
+            plan = Plan(self._driver, sequence._framework, mark, sequence._segments)
+            sequence._plan = sequence._ready(plan)
 
     def _move_watching(self) -> None:
         """Watch, or own, the new memory as the old was."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from . import blocks, drawing, errors, frameworks, pictures, placing, profiling, rebinding
+from . import blocks, drawing, errors, frameworks, pictures, placing, profiling, ranges, rebinding
 from ._driver import bindings, capturing, contexts, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
@@ -49,6 +49,7 @@ class CUDAGraphSequence:
         self._memory = Memory()
         self._segments: list[GraphSegment | EagerSegment] = []
         self._plan: Plan | None = None  # None: nothing to replay, or not now
+        self._ranges: tuple[str, ...] = ()
         self._captured_by: object = None  # the block that is open on this sequence
         self._has_failed = False
         self._context = 0  # the driver's context of the captures
@@ -228,6 +229,31 @@ class CUDAGraphSequence:
         """
         return profiling.profile(self, iterations, warmup, stream)
 
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """Named ranges of replays: "nvtx", "record_function", both, or none (the default).
+
+        With `sequence.ranges = "nvtx"`, Nsight Systems shows each segment and break of a replay by
+        name; with "record_function", `torch.profiler` does. The names are those of the breaks'
+        functions and of the segments, inside of the `annotate` scopes: "layer 3/attend". Set it to
+        None, and replays are again what they were: ranges are in the plan of a replay, and nothing
+        in a replay asks for them.
+
+        Setting it raises `ValueError` for another name, and `RuntimeError` where no library for it
+        works: NVTX comes with the `nvtx` package, with torch built for CUDA, or with CuPy.
+        """
+        return self._ranges
+
+    @ranges.setter
+    def ranges(self, wanted: str | Iterable[str] | None) -> None:
+        kinds = ranges.checked(wanted)
+        with self._turn:
+            plan = self._plan
+            if plan is not None:
+                usual = plan.usual or plan
+                self._plan = ranges.with_ranges(self, usual, kinds) if kinds else usual
+            self._ranges = kinds
+
     # ---- edits
 
     def rebind(self, moves: Any, verify: Callable[..., Any] | None = None) -> Any:
@@ -334,8 +360,14 @@ class CUDAGraphSequence:
         # From here nothing can fail, but an interrupt may come: until the last line it is all taken
         # back by `_roll_back`.
         self._segments, self._context = segments, framework.context
-        self._plan = plan if plan.steps else None
+        self._plan = self._ready(plan)
         self._captured_by, self._has_failed = None, False
+
+    def _ready(self, plan: Plan) -> Plan | None:
+        """What replays run: the plan, with named ranges in it where they are wanted."""
+        if not plan.steps:
+            return None
+        return ranges.with_ranges(self, plan, self._ranges) if self._ranges else plan
 
     def _roll_back(self, added: Sequence[GraphSegment | EagerSegment]) -> None:
         """A block has failed: the earlier segments stay, but a replay has to say so.
