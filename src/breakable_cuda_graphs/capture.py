@@ -306,13 +306,13 @@ class Block:
             self._pool.mark.record(self._handle, self.stream)
 
     def _roll_back(self) -> None:
-        """Take out of the sequence what this block has put into it, unless all of it is there."""
-        if self.sequence._captured_by is self:
+        """Take out of the sequence what this block has put into it, unless it is to stay."""
+        if self.sequence._captured_by is self and not self.sequence._finish_commit():
             for segment in self._segments:
                 if isinstance(segment, GraphSegment):
                     segment.close()
             self.sequence._memory.back_to(self._memory_mark)
-            self.sequence._roll_back(self._segments)
+            self.sequence._roll_back()
 
     # ---- one segment
 

@@ -44,6 +44,8 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
         with release.relaxed_thread():
             sequence._commit(framework, [segment])
     except BaseException:
+        if sequence._finish_commit():  # an interrupt came too late
+            raise
         # The segments of before are whole, and so is the graph: both go on as they were.
         template.is_open, template.shown = before
         sequence._captured_by, sequence._plan = None, plan

@@ -4,6 +4,8 @@ The hard problem: the loop over the steps is the library's speed. A step is a pl
 call) of which either half may be None, so that the usual pair of a graph and the break behind it is
 one turn of the loop; the call takes nothing, its arguments are bound to it. Empty segments are not in
 it; segments with nothing eager between them are joined, as child nodes of one graph, into one launch.
+
+Making a plan changes no segment, since it may fail; `commit()` does, and cannot fail.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ._driver.bindings import Driver
 from ._driver.handles import ExecHandle, GraphHandle
 from ._driver.ordering import CompletionMark
 from .frameworks.base import Framework
-from .segments import EagerSegment, GraphSegment
+from .segments import EagerSegment, GraphSegment, Seat
 
 Step = tuple[Any, Callable[[], object] | None]
 
@@ -46,6 +48,7 @@ class Plan:
         self.usual: Plan | None = None  # of a plan with named ranges: the one without
         self.steps: list[Step] = []
         self.parts: list[GraphSegment | EagerSegment] = []  # what is embedded in other captures
+        self.seats: list[tuple[GraphSegment, Seat]] = []  # what will launch which segments
         for group in _groups(segments):
             self._add(driver, group)
 
@@ -73,15 +76,50 @@ class Plan:
             return
         self.parts += group
         if len(group) > 1:
-            _join(driver, group, self._mark)
-            self._add_launch(group[0]._executable)
+            self._add_launch(self._joined(driver, group))
         elif group[0]._runner is not None:
             self._add_call(group[0]._runner.replay)
         else:
-            self._add_launch(_executable(group[0], self._mark))
+            self._add_launch(self._alone(group[0]))
 
-    def _add_launch(self, executable: ExecHandle | None) -> None:
-        assert executable is not None
+    def _alone(self, segment: GraphSegment) -> ExecHandle:
+        """The executable of a segment that is launched by itself."""
+        if segment._executable is not None:
+            return segment._executable
+        assert isinstance(segment._handle, GraphHandle)
+        made = ExecHandle.instantiate(segment._handle, is_lost=self._mark.is_lost)
+        self._seat(segment, Seat(made))
+        return made
+
+    def _joined(self, driver: Driver, run: list[GraphSegment]) -> ExecHandle:
+        """One executable for a run of segments: a graph with a chain of child nodes."""
+        known = run[0]._executable
+        if known is not None and all(segment._executable is known for segment in run):
+            return known  # joined when an earlier block of the sequence ended
+        parent = GraphHandle.create(driver)
+        nodes: list[Any] = []
+        for segment in run:
+            after = nodes[-1:]
+            nodes.append(
+                driver.cuGraphAddChildGraphNode(
+                    parent.value, after or None, len(after), segment._handle.value
+                )
+            )
+        made = ExecHandle.instantiate(parent, is_lost=self._mark.is_lost)
+        for segment, node in zip(run, nodes, strict=True):
+            self._seat(segment, Seat(made, node))
+        return made
+
+    def _seat(self, segment: GraphSegment, seat: Seat) -> None:
+        segment._reapply(seat)  # what was edited in the executable that runs it until now
+        self.seats.append((segment, seat))
+
+    def commit(self) -> None:
+        """From here on the segments are run by this plan's executables. Can be repeated."""
+        for segment, seat in self.seats:
+            segment._seat = seat
+
+    def _add_launch(self, executable: ExecHandle) -> None:
         self.steps.append((executable.value, None))
 
     def _add_call(self, call: Callable[[], object]) -> None:
@@ -140,29 +178,3 @@ def _joinable(segment: GraphSegment) -> bool:
         and segment._kinds.isdisjoint(reading.NO_CHILDREN)
         and (segment._executable is None or segment._joined is not None)
     )
-
-
-def _executable(segment: GraphSegment, mark: CompletionMark) -> ExecHandle:
-    if segment._executable is None:
-        assert isinstance(segment._handle, GraphHandle)
-        segment._executable = ExecHandle.instantiate(segment._handle, is_lost=mark.is_lost)
-    return segment._executable
-
-
-def _join(driver: Driver, run: list[GraphSegment], mark: CompletionMark) -> None:
-    """One executable for a run of segments: a graph with a chain of child nodes."""
-    if all(segment._executable is run[0]._executable is not None for segment in run):
-        return  # joined when an earlier block of the sequence ended
-    parent = GraphHandle.create(driver)
-    nodes: list[Any] = []
-    for segment in run:
-        after = nodes[-1:]
-        nodes.append(
-            driver.cuGraphAddChildGraphNode(
-                parent.value, after or None, len(after), segment._handle.value
-            )
-        )
-    executable = ExecHandle.instantiate(parent, is_lost=mark.is_lost)
-    for segment, node in zip(run, nodes, strict=True):
-        segment._executable, segment._joined = executable, node
-        segment._reapply()  # what was edited in the executable that ran it until now

@@ -8,7 +8,7 @@ knows its graph (what was captured) and, apart from it, what launches it.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors
 from ._driver import contexts, reading
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["EagerSegment", "GraphSegment"]
 
 
+class Seat(NamedTuple):
+    """What launches a segment: an executable, and the segment's place in it."""
+
+    executable: ExecHandle  # its own, or the joined one
+    node: Any = None  # the child node that stands for it in a joined graph
+
+
 class GraphSegment:
     """Work captured between two breaks; it may be empty. Made by a capture, not by users.
 
@@ -46,8 +53,7 @@ class GraphSegment:
         self._handle = graph
         self._kinds = node_kinds
         self._runner = runner
-        self._executable: ExecHandle | None = None  # of its own, or the joined one
-        self._joined: Any = None  # the child node that stands for it in a joined graph
+        self._seat: Seat | None = None  # one attribute: executable and place change at once
         self._closed = False
         self._home: weakref.ref[CUDAGraphSequence] | None = None
         self._seen: Template | None = None  # made when somebody looks: captures have to be quick
@@ -139,20 +145,27 @@ class GraphSegment:
             return self._handle
         return edited_clone(self._template, shadow)
 
-    def _reapply(self) -> None:
-        """Bring the edits to an executable that was made anew."""
-        shadow, editor = None if self._seen is None else self._seen.shown, self._editor
-        if editor is not None:
-            assert isinstance(editor._target, SegmentTarget)
-            editor._target.moved()
+    @property
+    def _executable(self) -> ExecHandle | None:
+        """What launches the segment, unless that is torch or nothing yet."""
+        return None if self._seat is None else self._seat.executable
+
+    @property
+    def _joined(self) -> Any:
+        """The child node that stands for the segment in what is launched; None: it is that itself."""
+        return None if self._seat is None else self._seat.node
+
+    def _reapply(self, seat: Seat) -> None:
+        """Bring the edits to an executable that was made anew and is to launch the segment."""
+        shadow = None if self._seen is None else self._seen.shown
         if shadow is not None and not shadow.is_empty:
-            self.exec._reapply()
+            GraphExec(self._template, SegmentTarget(self, seat), shadow, [])._reapply()
 
     def close(self) -> None:
         """Give back what launches the segment. Its graph goes with the last reference to it."""
         self._closed = True
-        if self._executable is not None:
-            self._executable.close()
+        if self._seat is not None:
+            self._seat.executable.close()
         if self._runner is not None:
             self._runner.close()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import blocks, drawing, errors, frameworks, pictures, placing, profiling, ranges, rebinding
 from ._driver import bindings, capturing, contexts, process, release
@@ -52,6 +52,7 @@ class CUDAGraphSequence:
         self._ranges: tuple[str, ...] = ()
         self._captured_by: object = None  # the block that is open on this sequence
         self._has_failed = False
+        self._next: _Next | None = None  # what a commit has decided and not written down yet
         self._context = 0  # the driver's context of the captures
         self._guests: list[object] = []  # what embedded sequences must keep for us
         self._epoch = process.epoch
@@ -357,11 +358,20 @@ class CUDAGraphSequence:
             if isinstance(segment, GraphSegment):
                 segment._belong(self)
         plan = Plan(bindings.current(), framework, self._ensure_pool(framework).mark, segments)
-        # From here nothing can fail, but an interrupt may come: until the last line it is all taken
-        # back by `_roll_back`.
-        self._segments, self._context = segments, framework.context
+        self._next = _Next(segments, framework.context, plan)  # from here on nothing can fail
+        self._finish_commit()
+
+    def _finish_commit(self) -> bool:
+        """Write down what a commit has decided; whether one has. An interrupt may make it twice."""
+        if self._next is None:
+            return False
+        segments, context, plan = self._next
+        plan.commit()
+        self._segments, self._context = segments, context
         self._plan = self._ready(plan)
         self._captured_by, self._has_failed = None, False
+        self._next = None
+        return True
 
     def _ready(self, plan: Plan) -> Plan | None:
         """What replays run: the plan, with named ranges in it where they are wanted."""
@@ -369,15 +379,13 @@ class CUDAGraphSequence:
             return None
         return ranges.with_ranges(self, plan, self._ranges) if self._ranges else plan
 
-    def _roll_back(self, added: Sequence[GraphSegment | EagerSegment]) -> None:
+    def _roll_back(self) -> None:
         """A block has failed: the earlier segments stay, but a replay has to say so.
 
         A pool that holds nothing and that nobody has seen is given back at once: the exception may
         keep this sequence alive for a while.
         """
         self._has_failed, self._plan = True, None
-        gone = set(added)
-        self._segments = [segment for segment in self._segments if segment not in gone]
         if not self._segments and not self._is_pool_known and self._pool is not None:
             self._pool.discard()
             self._pool = None
@@ -385,6 +393,14 @@ class CUDAGraphSequence:
 
 
 BreakableCUDAGraph = CUDAGraphSequence
+
+
+class _Next(NamedTuple):
+    """What a sequence is going to be."""
+
+    segments: list[GraphSegment | EagerSegment]
+    context: int
+    plan: Plan
 
 
 class _Remains:

@@ -21,7 +21,7 @@ from ._driver.ordering import CompletionMark
 from .copies import twins
 
 if TYPE_CHECKING:
-    from .segments import GraphSegment
+    from .segments import GraphSegment, Seat
     from .sequence import CUDAGraphSequence
 
 __all__ = ["OwnTarget", "SegmentTarget", "Target"]
@@ -109,11 +109,16 @@ class OwnTarget:
 
 
 class SegmentTarget:
-    """Which executable runs a segment now, and by which node it knows each of the segment's."""
+    """Which executable runs a segment, and by which node it knows each of the segment's.
 
-    def __init__(self, segment: GraphSegment) -> None:
+    That is the one that runs it now, whichever it is, or the one in the seat that is given.
+    """
+
+    def __init__(self, segment: GraphSegment, seat: Seat | None = None) -> None:
         self._segment = weakref.ref(segment)
-        self._twins: dict[int, Any] | None = None  # by a node of the segment; None: not asked yet
+        self._given = seat
+        #: the nodes in that executable by nodes of the segment, and the seat for which they hold
+        self._twins: tuple[Seat | None, dict[int, Any]] = (None, {})
 
     def _alive(self) -> GraphSegment:
         segment = self._segment()
@@ -125,29 +130,31 @@ class SegmentTarget:
         segment = self._alive()
         if segment._runner is not None:
             return bindings.types.CUgraphExec(int(segment._runner.raw_exec))
-        if segment._executable is None:
+        seat = self._seat(segment)
+        if seat is None:
             raise errors.segment_has_no_executable(segment.is_empty)
-        return segment._executable.value
+        return seat.executable.value
+
+    def _seat(self, segment: GraphSegment) -> Seat | None:
+        return self._given or segment._seat
 
     def twin(self, node: Any) -> Any:
         segment = self._alive()
         place = self._place(segment)
         if place is None:
             return node
-        if self._twins is None:
+        seat, known = self._seat(segment), self._twins
+        if known[0] is not seat or not known[1]:
             driver = segment._handle.driver
             copy = driver.cuGraphChildGraphNodeGetGraph(place)
-            self._twins = twins(driver, segment._template, copy)
-        return self._twins[int(node)]
-
-    def moved(self) -> None:
-        """Another executable runs the segment from now on."""
-        self._twins = None
+            known = self._twins = (seat, twins(driver, segment._template, copy))
+        return known[1][int(node)]
 
     def _place(self, segment: GraphSegment) -> Any:
         """The child node that stands for the segment in what is launched; None: it is that itself."""
         if segment._runner is None:
-            return segment._joined
+            seat = self._seat(segment)
+            return None if seat is None else seat.node
         if isinstance(segment._handle, GraphView):  # torch's graph is the captured one
             return None
         driver = segment._handle.driver

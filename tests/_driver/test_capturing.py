@@ -75,3 +75,25 @@ def test_the_legacy_stream_beside_a_blocking_capture_counts_as_not_capturing(dri
     assert capturing.status(driver, blocking) is Status.ACTIVE
     capturing.end(driver, blocking).graph.close()
     driver.cuStreamDestroy(blocking)
+
+
+def test_only_the_answer_of_the_legacy_stream_means_no_capture(driver, stream, monkeypatch):
+    capturing.begin(driver, stream, "global")
+    blocking = driver.cuStreamCreate(0)
+    legacy = bindings.types.CUstream(0)
+    assert capturing.status(driver, legacy) is Status.NONE
+    for code in (1, 400, 700, 999):
+        refuse = (bindings.types.CUresult(code), None)
+        monkeypatch.setattr(driver.module, "cuStreamIsCapturing", lambda stream, r=refuse: r)
+        with pytest.raises(CUDAError, match="cuStreamIsCapturing") as info:
+            capturing.status(driver, stream)
+        assert info.value.code == code
+    monkeypatch.undo()
+    capturing.discard(driver, stream)
+    capturing.discard(driver, stream)  # nothing is left to end
+    assert capturing.status(driver, stream) is Status.NONE
+    capturing.begin(driver, blocking, "global")  # one that the legacy stream waits for
+    assert int(driver.module.cuStreamIsCapturing(legacy)[0]) == capturing.IMPLICIT
+    assert capturing.status(driver, legacy) is Status.NONE
+    capturing.discard(driver, blocking)
+    driver.cuStreamDestroy(blocking)

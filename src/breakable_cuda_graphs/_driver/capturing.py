@@ -27,6 +27,7 @@ MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
 
 UNJOINED = 904
 INVALIDATED = 901
+IMPLICIT = 906
 WRONG_THREAD = 908
 
 
@@ -52,7 +53,23 @@ def end(driver: bindings.Driver, stream: Any) -> Ended:
     return Ended(int(code) or INVALIDATED, None)
 
 
+def discard(driver: bindings.Driver, stream: Any) -> None:
+    """End whatever capture the stream is in, wanting nothing of it."""
+    if status(driver, stream) is not Status.NONE:
+        graph = end(driver, stream).graph
+        if graph is not None:
+            graph.close()
+
+
 def status(driver: bindings.Driver, stream: Any) -> Status:
-    """Whether the stream is capturing; the null stream's 'would be an implicit sync' counts as no."""
+    """Whether the stream is capturing.
+
+    The legacy stream cannot capture, and answers IMPLICIT while one that it would wait for does.
+    Raises `CUDAError` for any other error: what is not known must not count as "no".
+    """
     code, value = driver.module.cuStreamIsCapturing(stream)
-    return Status(int(value)) if int(code) == 0 else Status.NONE
+    if not code:
+        return Status(int(value))
+    if int(code) == IMPLICIT:
+        return Status.NONE
+    raise driver.error("cuStreamIsCapturing", code)

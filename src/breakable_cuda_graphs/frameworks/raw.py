@@ -156,10 +156,11 @@ class RawSession:
 
     def abandon(self) -> None:
         if self._is_open:
-            if capturing.status(self.driver, self.stream) is not capturing.Status.NONE:
-                graph = capturing.end(self.driver, self.stream).graph
-                if graph is not None:
-                    graph.close()
+            try:
+                capturing.discard(self.driver, self.stream)
+            except Exception:  # a stream that does not answer has nothing left to end
+                self._closed()
+                raise
             self._closed()
 
     def before_break(self) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from ..._driver import capturing, release
 from ..._driver.bindings import Driver
-from ..._driver.capturing import Ended, Status
+from ..._driver.capturing import Ended
 
 _NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
 
@@ -72,9 +72,9 @@ class Books:
         """
         if self._stage in (_NEW, _CLOSED):
             return
-        if self._stage != _ENDED and self._is_capturing():
-            _discard(capturing.end(self.driver, self.stream))
         try:
+            if self._stage != _ENDED:
+                capturing.discard(self.driver, self.stream)
             self._end_dummy(inside)
         except BaseException as error:  # a shell that never began answers with anything
             if self._stage == _OPENING and isinstance(error, Exception):
@@ -98,8 +98,8 @@ class Books:
             self._capture_end()
             self.is_sound = True
         except BaseException:
-            if self._is_capturing():
-                _discard(capturing.end(driver, stream))
+            with contextlib.suppress(Exception):
+                capturing.discard(driver, stream)
             raise
 
     def _capture_end(self) -> None:
@@ -109,9 +109,6 @@ class Books:
                 self.shell.capture_end()
         else:
             self.shell.capture_end()
-
-    def _is_capturing(self) -> bool:
-        return capturing.status(self.driver, self.stream) is not Status.NONE
 
     def _free_generators(self) -> None:
         """`capture_begin` failed before it had a stream: it may have left generators in capture."""
@@ -128,11 +125,6 @@ class Books:
     def _closed(self) -> None:
         release.capture_closed(self)
         self._stage = _CLOSED  # last: an interrupted end is taken up by `close`
-
-
-def _discard(ended: Ended) -> None:
-    if ended.graph is not None:
-        ended.graph.close()
 
 
 def _device() -> int:
