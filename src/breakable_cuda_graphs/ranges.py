@@ -10,6 +10,7 @@ torch's profiler shows as a user annotation, on the host and over the kernels th
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -47,44 +48,31 @@ def with_ranges(sequence: CUDAGraphSequence, plan: Plan, kinds: Iterable[str]) -
     steps: list[Step] = []
     labels: dict[int, str] = {}
     for unit in units_of(sequence, plan, with_nodes=False):
-        executable, function, args, kwargs = unit.step
-        if function is None:
+        executable, call = unit.step
+        if call is None:
             labels[int(executable)] = unit.label
         else:
-            function = _Named(openers, unit.label, function)
-        steps.append((executable, function, args, kwargs))
+            call = functools.partial(_within, openers, unit.label, call)
+        steps.append((executable, call))
     made = plan.with_steps(steps)
     launch = plan.launch
 
     def launch_in_range(executable: Any, stream: Any) -> Any:
-        return _within(openers, labels[int(executable)], launch, (executable, stream), {})
+        return _within(openers, labels[int(executable)], launch, executable, stream)
 
     made.launch, made.usual = launch_in_range, plan
     return made
 
 
-class _Named:
-    """A call with its range."""
-
-    def __init__(
-        self, openers: list[Callable[[str], AbstractContextManager[Any]]], label: str,
-        function: Callable[..., Any],
-    ) -> None:  # fmt: skip
-        self._openers, self._label, self._function = openers, label, function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        _within(self._openers, self._label, self._function, args, kwargs)
-
-
 def _within(
     openers: list[Callable[[str], AbstractContextManager[Any]]], label: str,
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    call: Callable[..., Any], *args: Any,
 ) -> Any:  # fmt: skip
     if len(openers) == 1:
         with openers[0](label):
-            return function(*args, **kwargs)
+            return call(*args)
     with openers[0](label), openers[1](label):
-        return function(*args, **kwargs)
+        return call(*args)
 
 
 class _Pair:

@@ -17,7 +17,7 @@ from .segments import EagerSegment, GraphSegment
 if TYPE_CHECKING:
     from .sequence import CUDAGraphSequence
 
-__all__ = ["Unit", "is_launch", "units_of"]
+__all__ = ["Unit", "units_of"]
 
 GRAPH, BREAK = "graph", "break"
 
@@ -62,11 +62,6 @@ def units_of(sequence: CUDAGraphSequence, plan: Plan, *, with_nodes: bool = True
             Unit(GRAPH, _numbers(numbers), _scope(graphs), first.line, numbers, nodes, step)
         )
     return made
-
-
-def is_launch(step: Step) -> bool:
-    """Whether a step launches an executable of ours (and is no call)."""
-    return step[0] is not None
 
 
 def _short_name(name: str) -> str:
