@@ -31,6 +31,7 @@ PUBLIC = [
     "breakable_graph",
     "capture_if",
     "capture_while",
+    "explain",
     "force_no_graph",
     "is_in_breakable_graph",
     "no_graph",

@@ -20,6 +20,7 @@ from .errors import (
     UpdateError,
     WorkspaceWarning,
 )
+from .explaining import explain
 from .graph import Graph, GraphExec
 from .segments import EagerSegment, GraphSegment
 from .sequence import BreakableCUDAGraph, CUDAGraphSequence
@@ -46,6 +47,7 @@ __all__ = [
     "breakable_graph",
     "capture_if",
     "capture_while",
+    "explain",
     "force_no_graph",
     "is_in_breakable_graph",
     "no_graph",

@@ -417,6 +417,9 @@ _OTHER_THREAD = (
 )
 
 
+_EXPLAIN = "explain(fn, *args) lists all that cannot be captured in a function, with lines"
+
+
 def _at(error: CaptureError, segment: int, function: str | None = None) -> CaptureError:
     error.segment, error.function = segment, function
     return error
@@ -427,8 +430,8 @@ def capture_lost(segment: int, where: str, mode: str, cause: BaseException) -> C
     error = CaptureError(
         f"the capture of segment {segment} was invalidated before {where} ({cause}): something in it "
         "cannot be captured (a host read such as .item(), a synchronisation, an allocation by another "
-        "library), and its own error was swallowed. Mark the function that does it with @no_graph."
-        f"{other}"
+        "library), and its own error was swallowed. Mark the function that does it with @no_graph; "
+        f"{_EXPLAIN}.{other}"
     )
     error.__cause__ = cause
     return _at(error, segment)
@@ -516,13 +519,38 @@ def advice(mode: str, error: BaseException) -> list[str]:
         return [_WAITS_OUTSIDE]
     notes = [
         "what reads or waits for the device on the host cannot be captured: mark the function that "
-        "does it @no_graph"
+        "does it @no_graph",
+        _EXPLAIN,
     ]
     if "NCCL" in text:
         notes.append(_COMMUNICATOR)
     if mode == "global":
         notes.append(_OTHER_THREAD)
     return notes
+
+
+# ---------------------------------------------------------------- explain
+
+
+def explain_in_capture() -> CaptureError:
+    return CaptureError(
+        "explain runs the function eagerly, and the current stream is being captured: call it outside "
+        "of the capture"
+    )
+
+
+def explain_is_running() -> RuntimeError:
+    return RuntimeError(
+        "another function is being explained in this process: explain one at a time, and not inside of "
+        "a function that is explained"
+    )
+
+
+def explain_under_a_profiler() -> RuntimeError:
+    return RuntimeError(
+        "explain needs the interpreter's profile function, which somebody else has set "
+        "(sys.setprofile; cProfile does): call it without a profiler"
+    )
 
 
 # ---------------------------------------------------------------- graphs, nodes and edits

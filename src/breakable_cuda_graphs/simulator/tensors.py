@@ -167,7 +167,7 @@ def _title(func: Any) -> str:
     return f"{func._schema.name}.{overload}" if overload else str(func._schema.name)
 
 
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
     """Whether all that it returns are views of its arguments."""
     aliases = [each.alias_info for each in func._schema.returns]
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
@@ -181,7 +181,7 @@ def _masks(indices: Any) -> list[Any]:
     ]
 
 
-def _reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the host would have to wait for values of the device."""
     name = _short(func)
     if name == "index":
@@ -198,7 +198,7 @@ def _reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     )
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that an operator writes to, by the name of their alias set."""
     found = {}
     for place, argument in enumerate(func._schema.arguments):
@@ -392,8 +392,8 @@ class TensorRecorder:
     def _leave_modes(self) -> None:
         modes, self._modes = self._modes, None
         if modes is not None:
-            _leave_dispatch_mode(modes[0])
-            _leave_function_mode(modes[1])
+            leave_dispatch_mode(modes[0])
+            leave_function_mode(modes[1])
 
     # ---- one operator
 
@@ -406,10 +406,10 @@ class TensorRecorder:
             raise self._error(901, _title(func))
         if status != _ACTIVE:
             return func(*args, **kwargs)
-        if _reads_device(func, args, kwargs):
+        if reads_device(func, args, kwargs):
             self.refuse(_title(func))
         name = _short(func)
-        if _is_view(func) or name in _METADATA or torch.Tag.inplace_view in func.tags:
+        if is_view(func) or name in _METADATA or torch.Tag.inplace_view in func.tags:
             return self._note_new(func(*args, **kwargs), name)
         if name in _ALLOCATES:
             return self._new(func(*args, **kwargs))
@@ -436,7 +436,7 @@ class TensorRecorder:
             trial_args, trial_kwargs = pytree.tree_unflatten(trial, spec)
             outcome = func(*trial_args, **trial_kwargs)
             self.drew_random |= drew()
-        written = _written(func, args, kwargs)
+        written = written_arguments(func, args, kwargs)
         stand_ins = {t.untyped_storage()._cdata for t in trial if isinstance(t, torch.Tensor)}
         new = [t for t in _tensors(outcome) if t.untyped_storage()._cdata not in stand_ins]
         if not new and not written and func._schema.returns:
@@ -529,7 +529,7 @@ class _HostReads(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return func(*args, **(kwargs or {}))
 
 
-def _leave_dispatch_mode(mode: Any) -> None:
+def leave_dispatch_mode(mode: Any) -> None:
     """Leave a mode that may lie under modes which the user has entered since."""
     above = []
     while (top := dispatching._get_current_dispatch_mode()) is not mode and top is not None:
@@ -539,7 +539,7 @@ def _leave_dispatch_mode(mode: Any) -> None:
         dispatching._push_mode(each)
 
 
-def _leave_function_mode(mode: Any) -> None:
+def leave_function_mode(mode: Any) -> None:
     above = []
     while (top := torch.overrides._get_current_function_mode()) is not mode and top is not None:
         above.append(torch.overrides._pop_mode())

@@ -1,0 +1,184 @@
+"""Entry points that are patched while a function is watched: waits, callbacks, allocations, streams.
+
+The hard problem: the ways to wait for a device are many, and none of them is an operator. Each is
+replaced by a function that notes the call and goes on to the original. They are all put back, in
+reverse order, whatever happens in between; a caller who kept a replaced function gets one that only
+passes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .._driver import bindings
+from .streams import Streams
+from .watching import Watch
+
+#: Functions of the driver (and, with another prefix, of the runtime), by what they are.
+_WAITS = (
+    "CtxSynchronize", "DeviceSynchronize", "StreamSynchronize", "EventSynchronize", "StreamQuery",
+    "EventQuery", "Memcpy", "MemcpyHtoD", "MemcpyDtoH", "MemcpyDtoD",
+)  # fmt: skip
+_CALLBACKS = ("LaunchHostFunc", "StreamAddCallback")
+_ALLOCATIONS = (
+    "MemAlloc",
+    "MemFree",
+    "MemAllocHost",
+    "MemFreeHost",
+    "MemHostAlloc",
+    "Malloc",
+    "Free",
+)
+
+#: Functions of the driver that put work on the stream at this place of their arguments.
+_WORKS = {
+    "LaunchKernel": 8, "MemcpyAsync": 3, "MemcpyDtoDAsync": 3, "MemcpyHtoDAsync": 3,
+    "MemcpyDtoHAsync": 3, "MemsetD8Async": 3, "MemsetD16Async": 3, "MemsetD32Async": 3,
+}  # fmt: skip
+
+_TORCH_WAITS = ("synchronize", "empty_cache", "ipc_collect")
+_STREAM_WAITS = ("synchronize", "query")
+_EVENT_WAITS = ("synchronize", "query", "elapsed_time")
+
+
+class Calls:
+    """The patched calls of one watched run."""
+
+    def __init__(self, watch: Watch, streams: Streams) -> None:
+        self._watch, self._streams = watch, streams
+        self._undo = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def patched(self, driver: bindings.Driver) -> Iterator[None]:
+        """Inside, the calls are noted."""
+        with self._undo:
+            self._patch_driver(driver)
+            self._patch_runtime()
+            self._patch_torch(driver.simulated)
+            self._patch_others()
+            yield
+
+    # ---- what is patched
+
+    def _patch_driver(self, driver: bindings.Driver) -> None:
+        for owner in (driver, driver.module):  # the checked calls first: they hold the raw ones
+            for name, before in self._noted("cu"):
+                if owner is not driver or driver.has(name):
+                    self._wrap(owner, name, before)
+
+    def _patch_runtime(self) -> None:
+        runtime = sys.modules.get("cuda.bindings.runtime")
+        if runtime is not None:
+            for name, before in self._noted("cuda"):
+                self._wrap(runtime, name, before)
+
+    def _noted(self, prefix: str) -> Iterator[tuple[str, Callable[..., None]]]:
+        for kind, names in (("sync", _WAITS), ("callback", _CALLBACKS), ("memory", _ALLOCATIONS)):
+            for name in names:
+                yield prefix + name, self._note(kind, prefix + name)
+        if prefix == "cu":
+            for name, place in _WORKS.items():
+                yield prefix + name, self._work(prefix + name, place)
+        yield prefix + "EventRecord", self._record
+        yield prefix + "EventRecordWithFlags", self._record
+        yield prefix + "StreamWaitEvent", self._wait
+
+    def _patch_torch(self, is_simulated: bool) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        for module in (torch.cuda, torch.accelerator, *((torch.cpu,) if is_simulated else ())):
+            short = module.__name__
+            for name in _TORCH_WAITS:
+                self._wrap(module, name, self._note("sync", f"{short}.{name}"))
+        for name in _STREAM_WAITS:
+            self._wrap(torch.cuda.Stream, name, self._note("sync", f"torch.cuda.Stream.{name}"))
+        for name in _EVENT_WAITS:
+            self._wrap(torch.cuda.Event, name, self._note("sync", f"torch.cuda.Event.{name}"))
+        self._wrap(torch.cuda.Event, "record", self._torch_record)
+        self._wrap(torch.cuda.Event, "wait", self._torch_wait)
+        for name in ("replay", "capture_begin"):
+            self._wrap(
+                torch.cuda.CUDAGraph, name, self._note("graph", f"torch.cuda.CUDAGraph.{name}")
+            )
+
+    def _patch_others(self) -> None:
+        """CuPy's and Numba's ways, where they are loaded."""
+        cupy = sys.modules.get("cupy")
+        if cupy is not None:
+            for name, kind in (
+                ("synchronize", "sync"), ("launch_host_func", "callback"), ("add_callback", "callback"),
+            ):  # fmt: skip
+                self._wrap(cupy.cuda.Stream, name, self._note(kind, f"cupy.cuda.Stream.{name}"))
+            self._wrap(
+                cupy.cuda.Event, "synchronize", self._note("sync", "cupy.cuda.Event.synchronize")
+            )
+            self._wrap(cupy.ndarray, "get", self._note("host read", "cupy.ndarray.get"))
+        numba = sys.modules.get("numba.cuda.cudadrv.driver")
+        if numba is not None:
+            for name, kind in (("synchronize", "sync"), ("add_callback", "callback")):
+                self._wrap(numba.Stream, name, self._note(kind, f"numba.cuda.stream.{name}"))
+
+    # ---- how
+
+    def _wrap(self, owner: Any, name: str, before: Callable[..., None]) -> None:
+        """Put a function that calls `before` first in the place of one; leave out what is not there."""
+        function = getattr(owner, name, None)
+        if not callable(function):
+            return
+        is_own = name in getattr(owner, "__dict__", {})
+        is_on = True
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if is_on:
+                before(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        def undo() -> None:
+            nonlocal is_on
+            is_on = False
+            if is_own:
+                setattr(owner, name, function)
+            else:
+                delattr(owner, name)
+
+        try:
+            setattr(owner, name, noted)
+        except (AttributeError, TypeError):  # a class of a compiled module that cannot be changed
+            return
+        self._undo.callback(undo)
+
+    def _note(self, kind: str, operator: str) -> Callable[..., None]:
+        def before(*_: Any, **__: Any) -> None:
+            self._watch.note(kind, operator, unless_known=True)
+
+        return before
+
+    def _work(self, operator: str, place: int) -> Callable[..., None]:
+        def before(*args: Any) -> None:
+            if len(args) > place:
+                self._streams.worked(int(args[place] or 0), operator)
+
+        return before
+
+    def _record(self, event: Any, stream: Any = 0, *_: Any) -> None:
+        self._streams.recorded(int(event), event, int(stream or 0))
+
+    def _wait(self, stream: Any, event: Any, *_: Any) -> None:
+        self._streams.waited(int(event), int(stream or 0))
+
+    def _torch_record(self, event: Any, stream: Any = None) -> None:
+        self._streams.recorded(id(event), event, _handle(stream))
+
+    def _torch_wait(self, event: Any, stream: Any = None) -> None:
+        self._streams.waited(id(event), _handle(stream))
+
+
+def _handle(stream: Any) -> int:
+    """The handle of a torch stream; None is the current one."""
+    if stream is None:
+        stream = sys.modules["torch"].cuda.current_stream()
+    return int(stream.cuda_stream)

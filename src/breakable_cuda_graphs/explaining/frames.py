@@ -1,0 +1,156 @@
+"""Whose line a call comes from: the user's frames between `explain` and what was called.
+
+The hard problem: most frames of a stack belong to torch, to the standard library and to this
+package, and autograd calls from a thread that has none of the user's at all. So each file is judged
+once by where it lies, and a stack that does not lead to `explain` is continued in the thread that
+called it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple
+
+from .marking import function_of
+
+
+class Owner(Enum):
+    """Whose code a file is."""
+
+    TOOL = "this folder"
+    OURS = "this package"
+    FRAMEWORK = "torch, Triton, CuPy, Numba"
+    PYTHON = "the standard library, and code without a file"
+    LIBRARY = "installed beside them"
+    USER = "all else"
+
+
+_TOOL = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(_TOOL.rstrip(os.sep)) + os.sep
+_PYTHON = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_FRAMEWORKS = ("torch", "triton", "cupy", "cupyx", "numba", "numba_cuda", "cuda", "numpy")
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+_NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+#: A function marked @no_graph runs inside this one.
+_MARKED = (os.path.join(_OURS, "breaks.py"), "call")
+
+
+@functools.lru_cache(maxsize=4096)
+def owner(file: str) -> Owner:
+    """Whose code a file is, by its path."""
+    for prefix, whose in ((_TOOL, Owner.TOOL), (_OURS, Owner.OURS)):
+        if file.startswith(prefix):
+            return whose
+    for folder in _PACKAGES:
+        _, found, inside = file.rpartition(folder)
+        if found:
+            is_framework = inside.split(os.sep)[0].removesuffix(".py") in _FRAMEWORKS
+            return Owner.FRAMEWORK if is_framework else Owner.LIBRARY
+    if file.startswith(_PYTHON) or (file.startswith("<") and file != "<stdin>"):
+        return Owner.USER if file.startswith("<ipython") else Owner.PYTHON
+    return Owner.USER
+
+
+class Place(NamedTuple):
+    """A line in a function, as a stack showed it."""
+
+    file: str
+    line: int
+    function: str
+    code: CodeType
+    callee: Any  # the function itself; None where it cannot be found
+
+    @classmethod
+    def of(cls, frame: FrameType, line: int | None = None) -> Place:
+        """Where a frame is now, or was at another line."""
+        code, at = frame.f_code, frame.f_lineno if line is None else line
+        return cls(code.co_filename, at, code.co_qualname, code, function_of(frame))
+
+    @property
+    def whose(self) -> Owner:
+        """Whose code it is."""
+        return owner(self.file)
+
+    @property
+    def source(self) -> str:
+        """The text of the line, stripped; empty where it cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def can_be_marked(self) -> bool:
+        """Whether `@no_graph` can stand before it: a named function that returns, not a generator."""
+        is_named = not self.function.rpartition(".")[2].startswith("<")
+        return is_named and self.callee is not None and not self.code.co_flags & _NO_FUNCTION
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Stack(NamedTuple):
+    """The frames of a call that are not a framework's, the innermost first."""
+
+    places: tuple[Place, ...]
+    is_in_break: bool  # a function marked @no_graph is among its callers
+    is_ours: bool  # this package did it by itself
+
+    @property
+    def user(self) -> Place | None:
+        """The innermost line of the user's own; of a library's, where the user has none."""
+        mine = [place for place in self.places if place.whose is Owner.USER]
+        return mine[0] if mine else self.places[0] if self.places else None
+
+
+def stack(home: CodeType, thread: int) -> Stack:
+    """The present call's stack, up to the frame of `home`, which called the user's function.
+
+    A thread of its own (autograd's) goes on in the stack of `thread`, where `home` runs.
+    """
+    return _stack((frame, frame.f_lineno) for frame in _frames(home, thread))
+
+
+def stack_of(traceback: TracebackType | None, home: CodeType) -> Stack:
+    """The stack of an exception, down from the frame of `home`."""
+    steps = []
+    while traceback is not None:
+        steps.append((traceback.tb_frame, traceback.tb_lineno))
+        if traceback.tb_frame.f_code is home:
+            steps.clear()
+        traceback = traceback.tb_next
+    return _stack(reversed(steps))._replace(is_in_break=False, is_ours=False)
+
+
+def _stack(steps: Iterable[tuple[FrameType, int]]) -> Stack:
+    places: list[Place] = []
+    is_in_break = is_ours = False
+    for frame, line in steps:
+        whose = owner(frame.f_code.co_filename)
+        if (frame.f_code.co_filename, frame.f_code.co_name) == _MARKED:
+            is_in_break = True
+        if whose is Owner.OURS and not places:
+            is_ours = True
+        if whose in (Owner.USER, Owner.LIBRARY):
+            places.append(Place.of(frame, line))
+    return Stack(tuple(places), is_in_break, is_ours)
+
+
+def _frames(home: CodeType, thread: int) -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is home:
+            return
+        yield frame
+        frame = frame.f_back
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not home:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,175 @@
+"""Mark a function @no_graph for a while, wherever it is referred to.
+
+The hard problem: a function is known by many names: an attribute of a module, of a class, a variable
+of a closure, an entry of a list of hooks. What `@no_graph` before its `def` would reach is all of
+them, so the function object itself is changed: for the time of a trial its code is a few lines that
+call the marked copy, and afterwards its own code is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from ..breaks import no_graph
+
+#: How far up the stack a function without a public name is looked for.
+_CALLERS = 4
+
+
+def function_of(frame: FrameType) -> FunctionType | None:
+    """The function that a frame runs, or None where it cannot be found.
+
+    A frame does not say. It is looked for by its qualified name, in the class of its first argument,
+    and among what its caller can see.
+    """
+    code = frame.f_code
+    for thing in _candidates(frame):
+        function = getattr(thing, "__func__", thing)
+        if isinstance(function, FunctionType) and function.__code__ is code:
+            return function
+    return None
+
+
+def _candidates(frame: FrameType) -> Iterator[Any]:
+    code = frame.f_code
+    first, _, rest = code.co_qualname.partition(".")
+    found = frame.f_globals.get(first)
+    for name in rest.split(".") if rest else ():
+        found = vars(found).get(name) if isinstance(found, type) else None
+    yield from _unwrapped(found)
+    if code.co_argcount:
+        owner = frame.f_locals.get(code.co_varnames[0])
+        for kind in (*type(owner).__mro__, *(owner.__mro__ if isinstance(owner, type) else ())):
+            yield from _unwrapped(vars(kind).get(code.co_name))
+    caller = frame.f_back
+    for _ in range(_CALLERS):
+        if caller is not None:
+            for seen in list(caller.f_locals.values()):
+                yield from _unwrapped(seen)
+            caller = caller.f_back
+
+
+def _unwrapped(thing: Any) -> Iterator[Any]:
+    """A function and what its decorators wrapped; what a property or a class method holds."""
+    for _ in range(32):
+        if thing is None:
+            return
+        yield thing
+        inner = None
+        if isinstance(thing, (staticmethod, classmethod, FunctionType)):
+            inner = getattr(thing, "__wrapped__", None)
+        elif isinstance(thing, property):
+            inner = thing.fget
+        thing = inner
+
+
+def others_with(code: CodeType) -> list[FunctionType]:
+    """The functions with this very code, such as the closures that one `def` has made."""
+    found = gc.get_referrers(code)
+    return [each for each in found if isinstance(each, FunctionType) and each.__code__ is code]
+
+
+@contextlib.contextmanager
+def marked(
+    function: FunctionType, callers: Iterable[FunctionType], decorator: Any = no_graph
+) -> Iterator[None]:
+    """Inside, a function is a break, whoever calls it by whatever name.
+
+    `callers` are functions on the way to it: if one of them has the `def` in its body, it makes the
+    function anew each time that it runs, and what it makes is marked too.
+    """
+    code = function.__code__
+    with contextlib.ExitStack() as undo:
+        functions = {id(each): each for each in (function, *others_with(code))}
+        for each in functions.values():
+            undo.callback(_put_back, each, each.__code__, each.__kwdefaults__)
+            copy = _copy(each, code, each.__closure__)
+            each.__code__ = _passing_on(code, decorator(copy))
+            each.__kwdefaults__ = None
+        for caller in {id(each): each for each in callers}.values():
+            inside = _with_inner(caller.__code__, code, _making(function, code, decorator))
+            if inside is not caller.__code__:
+                undo.callback(_put_back, caller, caller.__code__, caller.__kwdefaults__)
+                caller.__code__ = inside
+        yield
+
+
+def _put_back(function: FunctionType, code: CodeType, defaults: dict[str, Any] | None) -> None:
+    function.__code__ = code
+    function.__kwdefaults__ = defaults
+
+
+def _copy(function: FunctionType, code: CodeType, closure: Any) -> FunctionType:
+    """A function of its own with some code, and all else of another function."""
+    made = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+    made.__module__ = function.__module__
+    return made
+
+
+# ---------------------------------------------------------------- code
+
+#: Stands in the source of the code below for an object, which then takes its place.
+_STAND_IN = "what is called"
+
+
+def _passing_on(code: CodeType, target: Callable[..., Any]) -> CodeType:
+    """Code that calls `target` with all that it is given.
+
+    A function's code can only be replaced by one with as many free variables, so it mentions them.
+    """
+    return _compiled(
+        code, f"if 0: [{', '.join(code.co_freevars)}]", "target(*args, **kwargs)", target
+    )
+
+
+def _making(function: FunctionType, code: CodeType, decorator: Any) -> CodeType:
+    """The same for a function that is made each time anew: each is called with its own variables."""
+
+    def call(cells: tuple[Any, ...] | None, args: Any, kwargs: Any) -> Any:
+        return decorator(_copy(function, code, cells))(*args, **kwargs)
+
+    variables = f"cells = (lambda: [{', '.join(code.co_freevars)}]).__closure__"
+    return _compiled(code, variables, "target(cells, args, kwargs)", call)
+
+
+def _compiled(code: CodeType, first: str, call: str, target: Callable[..., Any]) -> CodeType:
+    """A function's code that takes anything, runs a line and returns a call of `target`."""
+    name = code.co_name if code.co_name.isidentifier() else "function"
+    lines = [
+        "def outer():",
+        *(f"    {variable} = None" for variable in code.co_freevars),
+        f"    def {name}(*args, **kwargs):",
+        f"        target = {_STAND_IN!r}",
+        f"        {first}",
+        f"        return {call}",
+        f"    return {name}",
+    ]
+    scope: dict[str, Any] = {}
+    exec(compile("\n".join(lines), __file__, "exec"), scope)
+    made: CodeType = scope["outer"]().__code__
+    return _with_constant(made, _STAND_IN, target)
+
+
+def _with_constant(code: CodeType, old: Any, new: Any) -> CodeType:
+    constants = (
+        new if type(each) is type(old) and each == old else each for each in code.co_consts
+    )
+    return code.replace(co_consts=tuple(constants))
+
+
+def _with_inner(code: CodeType, old: CodeType, new: CodeType) -> CodeType:
+    """Code in whose body one `def` makes functions with other code; the same where it has none."""
+    constants = tuple(
+        new if each is old else _with_inner(each, old, new) if isinstance(each, CodeType) else each
+        for each in code.co_consts
+    )
+    if all(a is b for a, b in zip(constants, code.co_consts, strict=True)):
+        return code
+    return code.replace(co_consts=constants)
