@@ -98,6 +98,13 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     ),
     "reentered": (("replayed",), ReplayError, {}, r"replayed|own breaks|replay\(\) has returned"),
     "stream_of_other_context": ((), ReplayError, {}, "another CUDA context|replay on a stream"),
+    "capture_stream_of_other_device": ((), CaptureError, {}, "another device|its first capture"),
+    "break_on_other_device": (
+        ("f",), CaptureError, {"function": "f"}, "break f|another device|inside of the break",
+    ),
+    "graph_of_other_device": ((), ValueError, {}, "on another device|current when you append"),
+    "pool_of_other_context": ((), ValueError, {}, "another CUDA context"),
+    "generator_of_other_device": (("cuda:1", 0), ValueError, {}, "cuda:0|cuda:1"),
     "other_context": ((), CaptureError, {}, "another CUDA context|make that one current"),
     "replay_while_capturing": ((), ReplayError, {}, "being captured|block ends"),
     "replay_after_failure": ((), ReplayError, {}, r"failed|incomplete|capture it again|reset\(\)"),

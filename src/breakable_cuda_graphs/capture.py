@@ -156,18 +156,12 @@ class Block:
         self._host_nodes = host_nodes
         self._debug = os.environ.get(debugging.VARIABLE, "") not in ("", "0")
         self.framework: Framework = self._choose_framework(stream)
-        if not contexts.ensure(self.driver, self.framework.context):
-            raise errors.other_context()
-        self._pool = sequence._ensure_pool(self.framework)
+        self._context_before = 0  # of another device, which was current before this block
         try:
-            self._stream_object = self._pool.lease(self) if stream is None else stream
-            self.stream = bindings.types.CUstream(as_handle(self._stream_object))
-            self._handle = int(self.stream)
-            self.session: Session = self.framework.session(
-                self._pool, self._stream_object, mode, generators
-            )
+            self._enter_device()
+            self._prepare(stream, generators)
         except BaseException:
-            self._pool.end_lease(self, keep=False)
+            self._leave_device()
             raise
         # No bound method: what a sequence keeps of a break must not keep the block.
         self.find_arrays = functools.partial(_find_arrays, self.framework.arrays)
@@ -185,9 +179,51 @@ class Block:
         self.in_body = ""  # the part of a conditional node that is being captured now
 
     def _choose_framework(self, stream: Any) -> Framework:
-        if stream is not None:
-            refuse_default(stream)
-        return self.sequence._ensure_framework(stream)
+        if stream is None:
+            return self.sequence._ensure_framework()
+        refuse_default(stream)
+        framework = self.sequence._ensure_framework(stream)
+        if contexts.of_stream(self.driver, as_handle(stream)) != framework.context:
+            raise errors.capture_stream_of_other_device()
+        return framework
+
+    def _prepare(self, stream: Any, generators: tuple[Any, ...]) -> None:
+        """The pool, the stream and the session, with the sequence's device current."""
+        self._pool = self.sequence._ensure_pool(self.framework)
+        try:
+            self._stream_object = self._pool.lease(self) if stream is None else stream
+            self.stream = bindings.types.CUstream(as_handle(self._stream_object))
+            self._handle = int(self.stream)
+            self.session: Session = self.framework.session(
+                self._pool, self._stream_object, self.mode, generators
+            )
+        except BaseException:
+            self._pool.end_lease(self, keep=False)
+            raise
+
+    # ---- the device
+
+    def _enter_device(self) -> None:
+        """Make the sequence's device current for as long as the block is open."""
+        before = contexts.instead_of(self.driver, self.framework.context)
+        if before is None:
+            raise errors.other_context()
+        self._context_before = before
+        if before:
+            contexts.make_current(self.driver, self.framework.context)
+
+    def _come_home(self) -> None:
+        """The body may have left another device current, or a context of its own (to be kept)."""
+        left = contexts.instead_of(self.driver, self.framework.context)
+        if left is None:
+            self._context_before = contexts.current(self.driver)
+        if left != 0:
+            contexts.make_current(self.driver, self.framework.context)
+
+    def _leave_device(self) -> None:
+        if self._context_before:
+            contexts.make_current(self.driver, self._context_before)
+            self._context_before = 0
 
     # ---- open and close
 
@@ -224,6 +260,7 @@ class Block:
     def close(self, error: BaseException | None) -> None:
         """End the block: with the body's exception, or with a sequence that can be replayed."""
         try:
+            self._come_home()
             if error is not None:
                 with contextlib.suppress(Exception):  # advice must not take the error's place
                     self._advise(error)
@@ -279,6 +316,7 @@ class Block:
             functools.partial(blocks.remove, self),
             self._end_lease,
             self._roll_back,
+            self._leave_device,
         ):
             try:
                 step()
@@ -558,6 +596,8 @@ class Block:
             raise errors.break_in_a_body(name, self.in_body)
         if threading.get_ident() != self.thread and self.mode != "relaxed":
             raise errors.other_thread(len(self._segments), f"the break {name}", self.mode)
+        if not contexts.ensure(self.driver, self.framework.context):
+            raise errors.break_on_other_device(name)
 
     def _raise_poison(self) -> None:
         if self._poison is not None:

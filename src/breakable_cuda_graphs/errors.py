@@ -218,6 +218,16 @@ def pool_of_other_device(pool: int, device: int) -> ValueError:
     return ValueError(f"the pool belongs to cuda:{pool}, and the capture is on cuda:{device}")
 
 
+def pool_of_other_context() -> ValueError:
+    return ValueError("the pool belongs to another CUDA context (another device) than the capture")
+
+
+def generator_of_other_device(given: object, device: int) -> ValueError:
+    return ValueError(
+        f"generators must be torch.Generator objects of the captured device cuda:{device}, not {given}"
+    )
+
+
 # ---------------------------------------------------------------- arguments and results of breaks
 
 
@@ -349,8 +359,32 @@ def no_ranges(what: str, tried: Sequence[str]) -> RuntimeError:
 
 def stream_of_other_context() -> ReplayError:
     return ReplayError(
-        "the stream belongs to another CUDA context than the sequence was captured in: replay on a "
-        "stream of that context"
+        "the stream belongs to another CUDA context (another device) than the sequence was captured in: "
+        "replay on a stream of that context"
+    )
+
+
+def capture_stream_of_other_device() -> CaptureError:
+    return CaptureError(
+        "the stream is of another device or CUDA context than the sequence, which belongs to the one of "
+        "its first capture: give a stream of that one, or capture into another sequence"
+    )
+
+
+def break_on_other_device(name: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} was called while another device or CUDA context was current than the one "
+        "that is captured; replays would call it with the captured one current. Change the device "
+        "inside of the break."
+    )
+    error.function = name
+    return error
+
+
+def graph_of_other_device() -> ValueError:
+    return ValueError(
+        "the graph was made in another CUDA context (on another device) than the sequence captures in: "
+        "make the graph's device current when you append it to an empty sequence, or use another one"
     )
 
 

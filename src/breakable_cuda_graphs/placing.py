@@ -34,14 +34,16 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
     template = graph._template
     before = template.is_open, template.shown
     framework = sequence._ensure_framework()
+    if template.root.context not in (0, framework.context):
+        raise errors.graph_of_other_device()
     sequence._ensure_pool(framework)
-    contexts.ensure(framework.driver, framework.context)
     plan = sequence._plan
     sequence._begin_capture(graph)
     try:
         segment = GraphSegment._of_graph(len(sequence._segments), graph)
         segment._belong(sequence)
-        with release.relaxed_thread():
+        driver = framework.driver
+        with contexts.made_current(driver, framework.context), release.relaxed_thread():
             sequence._commit(framework, [segment])
     except BaseException:
         if sequence._finish_commit():  # an interrupt came too late

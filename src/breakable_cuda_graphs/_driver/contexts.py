@@ -2,8 +2,9 @@
 
 The hard problem: the CUDA runtime makes the primary context current by itself, the driver does not.
 A thread that never touched CUDA has none, and a thread that works in a context of its own must get
-it back. So a capture or replay makes its own context current where there is none, and says so where
-there is another.
+it back. So a capture or replay makes its own context current where there is none. Where there is
+another, all depends on whose it is: the primary context of a device stands for that device, which
+may be changed for a while; a context that somebody made is theirs.
 """
 
 from __future__ import annotations
@@ -32,12 +33,39 @@ def of_stream(driver: bindings.Driver, handle: int) -> int:
     return int(driver.cuStreamGetCtx(bindings.types.CUstream(handle)))
 
 
+def device_of(driver: bindings.Driver, context: int) -> int | None:
+    """The device whose primary context this is; None for a context that somebody made."""
+    for device in range(int(driver.cuDeviceGetCount())):
+        _, active = driver.cuDevicePrimaryCtxGetState(device)
+        if active and primary(driver, device) == context:
+            return device
+    return None
+
+
 def ensure(driver: bindings.Driver, context: int) -> bool:
     """Make a context current in a thread that has none; whether it is current now."""
     now = current(driver)
     if not now:
         driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
     return now in (0, context)
+
+
+def make_current(driver: bindings.Driver, context: int) -> None:
+    """`cuCtxSetCurrent`."""
+    driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
+
+
+def instead_of(driver: bindings.Driver, context: int) -> int | None:
+    """The context of another device that this one may take the place of for a while.
+
+    0 where nothing has to change: a thread that has no context has this one now. None where the
+    current context, or this one, is somebody's own.
+    """
+    if ensure(driver, context):
+        return 0
+    before = current(driver)
+    is_free = device_of(driver, before) is not None and device_of(driver, context) is not None
+    return before if is_free else None
 
 
 @contextlib.contextmanager

@@ -56,11 +56,7 @@ def _device(driver: Driver, torch: Any, stream: Any, context: int) -> int | None
         return int(torch.cuda.current_device())
     if isinstance(stream, torch.cuda.Stream):
         return int(stream.device_index)
-    for device in range(torch.cuda.device_count()):
-        _, active = driver.cuDevicePrimaryCtxGetState(device)
-        if active and contexts.primary(driver, device) == context:
-            return device
-    return None
+    return contexts.device_of(driver, context)
 
 
 def _context(driver: Driver, stream: Any) -> int:

@@ -13,6 +13,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
+from .. import errors
 from .._driver import capturing, process, release
 from .._driver.bindings import Driver, types
 from .._driver.handles import StreamHandle
@@ -43,8 +44,9 @@ class RawStream:
 class RawPool:
     """Without a framework there is no pool of memory; what is shared is the capture stream."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, context: int) -> None:
         self._epoch = process.epoch
+        self.context = context
         self.stream = RawStream(StreamHandle.create(driver))
         self.mark = CompletionMark(driver)  # last: made whole, it has to be closed
 
@@ -107,7 +109,11 @@ class RawFramework:
         return external
 
     def new_pool(self, given: Any) -> RawPool:
-        return given if isinstance(given, RawPool) else RawPool(self.driver)
+        if not isinstance(given, RawPool):
+            return RawPool(self.driver, self.context)
+        if given.context != self.context:
+            raise errors.pool_of_other_context()
+        return given
 
     def session(
         self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]

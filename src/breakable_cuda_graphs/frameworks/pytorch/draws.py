@@ -40,6 +40,8 @@ class Draws:
         self, driver: Driver, device: int, stream: Any, generators: tuple[Any, ...]
     ) -> None:
         default = torch.cuda.default_generators[device]
+        for generator in generators:
+            _refuse_other_device(generator, device)
         self.registered = tuple(g for g in generators if g is not default)
         self.generators = (default, *self.registered)
         self._driver, self.stream, self.handle = driver, stream, int(stream)
@@ -171,6 +173,15 @@ def _set_inside(generator: Any, state: Any, seed: int, offset: int) -> None:
     words = (ctypes.c_uint64 * 2).from_address(state.data_ptr())
     words[0], words[1] = seed % _WRAP, offset
     generator.set_state(state)
+
+
+def _refuse_other_device(generator: Any, device: int) -> None:
+    """Raise `ValueError` for what is no generator of the device."""
+    if not isinstance(generator, torch.Generator):
+        raise errors.generator_of_other_device(type(generator).__name__, device)
+    place = generator.device
+    if place.type != "cuda" or place.index not in (None, device):
+        raise errors.generator_of_other_device(place, device)
 
 
 class DrawingRunner:
