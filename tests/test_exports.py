@@ -22,6 +22,7 @@ PUBLIC = [
     "GraphExec",
     "GraphSegment",
     "ProcessError",
+    "RankError",
     "ReplayError",
     "StaleInputError",
     "UnjoinedStreamError",

@@ -172,10 +172,11 @@ class Block:
         self._reader = reading.KernelReader(self.driver)
         self._held: list[Any] = []  # memory of arguments of breaks, until the block ends
         self._held_bytes = 0
-        self._in_break = ""  # the name of the break that runs now
+        self.in_break = ""  # the name of the break that runs now
         self._line = debugging.user_line()  # where the present segment began
         self._poison: BaseException | None = None
         self._stacks: StackRecorder | None = None
+        self.before_commit: Callable[[], object] | None = None  # all has been captured well
         self.in_body = ""  # the part of a conditional node that is being captured now
 
     def _choose_framework(self, stream: Any) -> Framework:
@@ -267,6 +268,8 @@ class Block:
             else:
                 self._raise_poison()
                 self._end_segment("the end of the block")
+                if self.before_commit is not None:
+                    self.before_commit()
                 self._commit()
         except BaseException as problem:
             self._end(True, problem)
@@ -445,7 +448,7 @@ class Block:
     @property
     def is_in_segment(self) -> bool:
         """Whether a segment is open now, and no break is running."""
-        return self._is_open and not self._in_break
+        return self._is_open and not self.in_break
 
     def holds_stream(self, handle: int) -> bool:
         """Whether a stream is this block's own, or one that was forked from it into its capture."""
@@ -458,7 +461,7 @@ class Block:
 
     def border(self, name: str, does_nothing: Callable[[], None]) -> None:
         """`force_no_graph`: end the segment and begin the next, with nothing in between."""
-        if self._in_break:
+        if self.in_break:
             return
         self._check_whole(name)
         self._end_segment(name)
@@ -475,12 +478,12 @@ class Block:
         name: str, stub: Callable[..., Any] | None, static: bool,
     ) -> Any:  # fmt: skip
         """A call of a function marked @no_graph in this block's capture."""
-        if self._in_break:
+        if self.in_break:
             return function(*args, **kwargs)  # a break inside a break is a plain call
         self._check_whole(name)
         self._end_segment(f"the break {name}")
         self._line = debugging.user_line()
-        self._in_break = name
+        self.in_break = name
         try:
             if self._barrier_fn is not None:
                 self._barrier_fn()
@@ -490,7 +493,7 @@ class Block:
             self._poison = error
             raise
         finally:
-            self._in_break = ""
+            self.in_break = ""
         segment.line, segment.scopes = self._line, journals.open_labels(self)
         self._segments.append(segment)
         self._begin_segment()

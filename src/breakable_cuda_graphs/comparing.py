@@ -25,7 +25,7 @@ from .snapshots import Snapshot
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["Change", "differences", "fingerprint"]
+__all__ = ["Change", "Described", "described", "differences", "fingerprint"]
 
 
 class Change(NamedTuple):
@@ -130,29 +130,43 @@ def _incoming(snapshot: Snapshot, nodes: tuple[Node, ...]) -> dict[int, list[tup
 _ADDRESSES = ("src", "dst", "address", "function", "user_data", "event")
 
 
+class Described(NamedTuple):
+    """A node in words that another process understands: its label, and (field, value) pairs."""
+
+    label: str
+    fields: tuple[tuple[str, str], ...]
+
+
 def fingerprint(graph: Graph, addresses: bool) -> str:
     """See `Graph.fingerprint`."""
     digest = hashlib.sha256()
-    for line in _lines(graph._template.snapshot(), addresses):
-        digest.update(line.encode() + b"\n")
+    for node in described(graph, addresses):
+        for field, value in node.fields:
+            digest.update(f"{field} {value}\n".encode())
     return digest.hexdigest()[:32]
 
 
-def _lines(snapshot: Snapshot, addresses: bool) -> Iterator[str]:
+def described(graph: Graph, addresses: bool = False) -> list[Described]:
+    """The nodes of a graph in topological order, those of graphs inside it behind their node."""
+    return list(_described(graph._template.snapshot(), addresses))
+
+
+def _described(snapshot: Snapshot, addresses: bool) -> Iterator[Described]:
     nodes = snapshot.nodes
     incoming = _incoming(snapshot, nodes)
     for number, node in enumerate(nodes):
-        yield f"{node.kind} {incoming.get(number, [])}"
+        fields: list[tuple[str, Any]] = [("kind", node.kind), ("edges", incoming.get(number, []))]
         if isinstance(node, KernelNode):
-            yield f"sizes {[(arg.offset, arg.size) for arg in node.args]}"
+            fields.append(("args", [(arg.offset, arg.size) for arg in node.args]))
         for name, value in _fields(node):
             is_address = name in _ADDRESSES or name.startswith("args[") or name.endswith(".address")
             if addresses or not is_address:
-                yield f"{name} {value}"
-        for inner in node._graphs():
-            yield "("
-            yield from _lines(inner._template.snapshot(), addresses)
-            yield ")"
+                fields.append((name, value))
+        inner = node._graphs()
+        fields.append(("graphs", [len(graph) for graph in inner]))
+        yield Described(node.label, tuple((name, str(value)) for name, value in fields))
+        for graph in inner:
+            yield from _described(graph._template.snapshot(), addresses)
 
 
 def _shown(value: Any) -> str:

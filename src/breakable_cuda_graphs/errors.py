@@ -8,6 +8,7 @@ segment, the function or the tensor that it speaks of, and say what to do about 
     |   +-- UpdateError       an edit of an executable was refused .node .field
     +-- CaptureError          a capture cannot begin, go on or end .segment .function
     |   +-- UnjoinedStreamError   forked work was not joined       .segment .kernels .streams
+    |   +-- RankError             ranks capture differently, or one failed  .rank .segment .node .field
     +-- ReplayError           a sequence cannot be replayed now    .segment .function
     |   +-- StaleInputError   memory that a replay would read is gone  .tensor .role
     +-- ProcessError          a handle was carried over a fork
@@ -25,6 +26,7 @@ __all__ = [
     "CaptureError",
     "EscapedWorkWarning",
     "ProcessError",
+    "RankError",
     "ReplayError",
     "StaleInputError",
     "UnjoinedStreamError",
@@ -61,6 +63,14 @@ class UnjoinedStreamError(CaptureError):
 
     kernels: tuple[str, ...] = ()
     streams: tuple[int, ...] = ()
+
+
+class RankError(CaptureError):
+    """A rank failed or did not come, or has captured other work: `rank`, and `node` and `field`."""
+
+    rank: int | None = None
+    node: str | None = None
+    field: str | None = None
 
 
 class ReplayError(RuntimeError):
@@ -585,6 +595,68 @@ def explain_under_a_profiler() -> RuntimeError:
         "explain needs the interpreter's profile function, which somebody else has set "
         "(sys.setprofile; cProfile does): call it without a profiler"
     )
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def no_process_group() -> RuntimeError:
+    return RuntimeError(
+        "there is no process group: call torch.distributed.init_process_group() on every rank first"
+    )
+
+
+def not_in_the_group() -> ValueError:
+    return ValueError("this process is not a rank of the given process group")
+
+
+def bad_timeout(given: object) -> ValueError:
+    return ValueError(f"timeout must be a positive number of seconds, not {given!r}")
+
+
+def rank_failed(rank: int, text: str, place: str) -> RankError:
+    error = RankError(
+        f"rank {rank} failed in its capture ({text}), and this one, which had come to {place}, stops "
+        "too: no rank keeps anything of the block. See the error on that rank."
+    )
+    error.rank = rank
+    return error
+
+
+def rank_missing(rank: int, place: str, seconds: float) -> RankError:
+    error = RankError(
+        f"rank {rank} did not come to {place} within {seconds:g} seconds: it has died, hangs, is slower "
+        "than timeout= allows, or makes other calls than this one"
+    )
+    error.rank = rank
+    return error
+
+
+def ranks_apart(places: Sequence[tuple[int, str]]) -> RankError:
+    shown = "; ".join(f"rank {rank} is at {place}" for rank, place in places[:8])
+    error = RankError(
+        f"the ranks have come to different places: {shown}. Every rank has to come to the same "
+        "breaks and calls in the same order."
+    )
+    error.rank = next(rank for rank, place in places if place != places[0][1])
+    return error
+
+
+def ranks_differ(
+    ranks: tuple[int, int], segment: int | None, node: str | None, field: str, old: str, new: str
+) -> RankError:
+    place = "" if segment is None else f" in segment {segment}"
+    place += "" if node is None else f", node {node}"
+    error = RankError(
+        f"ranks {ranks[0]} and {ranks[1]} have captured different work{place}: {field} is {old} on rank "
+        f"{ranks[0]} and {new} on rank {ranks[1]}"
+    )
+    error.rank, error.segment, error.node, error.field = ranks[1], segment, node, field
+    return error
+
+
+def others_not_told(problem: BaseException) -> str:
+    return f"and the other ranks could not be told: {type(problem).__name__}: {problem}"
 
 
 # ---------------------------------------------------------------- graphs, nodes and edits

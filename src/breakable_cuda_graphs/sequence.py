@@ -379,6 +379,11 @@ class CUDAGraphSequence:
             return None
         return ranges.with_ranges(self, plan, self._ranges) if self._ranges else plan
 
+    def _give_up(self) -> None:
+        """A capture that had ended well is of no use: drop all, and let a replay say so."""
+        self.reset()
+        self._has_failed = True
+
     def _roll_back(self) -> None:
         """A block has failed: the earlier segments stay, but a replay has to say so.
 

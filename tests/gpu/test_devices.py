@@ -130,7 +130,7 @@ def test_a_pool_of_another_device_is_refused() -> None:
     first, second = Scene(0), Scene(1)
     first.capture()
     second.seq = CUDAGraphSequence(pool=first.seq.pool())
-    with torch.cuda.device(1), pytest.raises(ValueError, match="cuda:0.*cuda:1"):
+    with torch.cuda.device(1), pytest.raises(ValueError, match=r"cuda:0.*cuda:1"):
         second.capture()
     assert torch.cuda.current_device() == 0
 

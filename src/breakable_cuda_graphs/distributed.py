@@ -1,0 +1,301 @@
+"""Ranks that capture together: the failure of one is an error on all, and captures are compared.
+
+    from breakable_cuda_graphs.distributed import capture_together, compare
+
+    with capture_together(sequence):     # breakable_graph, in step with the other ranks
+        model(x)
+    compare(sequence)                    # raises where a rank has captured other work
+
+The hard problem: a rank that fails in a capture never comes to the barrier or the collective that
+the others wait in. So ranks meet at each break and at the end, each saying where it is; one that has
+failed says that instead. They tell each other through the store of the process group, by polling
+with a time limit: nothing of it is a collective, so nothing waits for a rank that is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from . import blocks, errors
+from .capture import breakable_graph
+from .comparing import Described, described
+from .segments import EagerSegment
+from .sequence import CUDAGraphSequence
+
+__all__ = ["capture_together", "compare"]
+
+_FAILED = "failed"
+
+
+class capture_together:
+    """Capture like `breakable_graph`, in step with the other ranks of a process group.
+
+    Every rank of the group opens a block of its own at the same time. The ranks meet before the body
+    of each break and at the end, before anything is kept. Where one has failed, has come to another
+    break, or does not come at all, `RankError` is raised on the others and names it; the rank that
+    failed raises its own exception. Then no rank has captured anything.
+
+    cuda_graph, stream, capture_error_mode, options: as for `breakable_graph`.
+    barrier_fn: called once the ranks have met, before the break's body.
+    group: a process group of any backend; None is the default one.
+    timeout: how long to wait for a rank, in seconds.
+
+    Meetings use the store of the default process group on the host, and run at capture only. What
+    the bodies of breaks wait for themselves is theirs: a collective in a break waits for a rank that
+    fails inside of that break as long as its process group does.
+    """
+
+    def __init__(
+        self,
+        cuda_graph: CUDAGraphSequence,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        barrier_fn: Callable[[], object] | None = None,
+        *,
+        group: Any = None,
+        timeout: float = 60.0,
+        generators: Sequence[Any] = (),
+        keep_inputs: bool = False,
+        check_input_liveness: bool = True,
+        record_stacks: bool = False,
+        host_nodes: Literal["refuse", "allow"] = "refuse",
+    ) -> None:
+        if barrier_fn is not None and not callable(barrier_fn):
+            raise errors.not_callable("barrier_fn", barrier_fn)
+        self._sequence = cuda_graph
+        self._barrier_fn = barrier_fn
+        self._meetings = _Meetings(group, timeout)
+        self._capture = breakable_graph(
+            cuda_graph,
+            stream,
+            capture_error_mode,
+            self._before_break,
+            generators=generators,
+            keep_inputs=keep_inputs,
+            check_input_liveness=check_input_liveness,
+            record_stacks=record_stacks,
+            host_nodes=host_nodes,
+        )
+
+    def __enter__(self) -> None:
+        try:
+            self._capture.__enter__()
+        except BaseException as error:
+            self._meetings.tell_failure(error)
+            raise
+        block = self._capture._block
+        assert block is not None
+        block.before_commit = lambda: self._meetings.meet("the end of the block")
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            self._capture.__exit__(kind, error, traceback)
+        except BaseException as problem:
+            self._meetings.tell_failure(problem)
+            raise
+        if error is not None:
+            self._meetings.tell_failure(error)
+            return
+        try:
+            self._meetings.meet("the finished capture")
+        except BaseException as problem:
+            self._sequence._give_up()
+            self._meetings.tell_failure(problem)
+            raise
+
+    def _before_break(self) -> None:
+        block = blocks.find()
+        name = "a break" if block is None else f"the break {block.in_break}"
+        self._meetings.meet(name)
+        if self._barrier_fn is not None:
+            self._barrier_fn()
+
+
+def compare(sequence: CUDAGraphSequence, group: Any = None, timeout: float = 60.0) -> str:
+    """Compare what the ranks of a process group have captured; every rank has to call it.
+
+    Compared are the segments and breaks in order, and in each segment what `Graph.fingerprint`
+    covers: nodes and edges, kernels, launch shapes, sizes of arguments, copies and fills. Addresses
+    and the values of arguments are not: they differ from rank to rank.
+
+    group: a process group of any backend; None is the default one.
+    timeout: how long to wait for a rank, in seconds.
+
+    Returns a fingerprint of the whole sequence, the same on all ranks. Raises `RankError` on all of
+    them if one differs from the first: `.rank`, `.segment`, `.node` and `.field` say where. Raises
+    `RankError` too for a rank that does not come.
+    """
+    if not isinstance(sequence, CUDAGraphSequence):
+        raise errors.bad_type("sequence", sequence, "a CUDAGraphSequence")
+    meetings = _Meetings(group, timeout)
+    parts = [_Part(segment) for segment in sequence.segments]
+    whole = _digest([part.digest for part in parts])
+    fingerprints = meetings.exchange("compare", whole)
+    if len(set(fingerprints)) == 1:
+        return whole
+    mine = [[part.name, *part.digests] for part in parts]
+    raise _difference(meetings, parts, meetings.exchange("compare segments", mine))
+
+
+def _difference(
+    meetings: _Meetings, parts: list[_Part], of_ranks: list[list[list[str]]]
+) -> errors.RankError:
+    """The first place where a rank differs from the first rank; the same answer on all ranks."""
+    first = of_ranks[0]
+    which = next(number for number, other in enumerate(of_ranks) if other != first)
+    other = of_ranks[which]
+    ranks = meetings.ranks[0], meetings.ranks[which]
+    segment = _first_difference(first, other)
+    if segment is None:
+        return errors.ranks_differ(ranks, None, None, "segments", str(len(first)), str(len(other)))
+    if first[segment][0] != other[segment][0]:
+        return errors.ranks_differ(
+            ranks, segment, None, "kind", first[segment][0], other[segment][0]
+        )
+    place = _first_difference(first[segment][1:], other[segment][1:])
+    if place is None:
+        counts = (str(len(each[segment]) - 1) for each in (first, other))
+        return errors.ranks_differ(ranks, segment, None, "nodes", *counts)
+    own = parts[segment].detail(place) if segment < len(parts) else None
+    details = meetings.exchange("compare nodes", own)
+    one, two = details[0], details[which]
+    field, old, new = _field(one, two)
+    return errors.ranks_differ(ranks, segment, one[0], field, old, new)
+
+
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """The first place where two lists differ; None where one only ends before the other."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), None)
+
+
+def _field(one: Any, two: Any) -> tuple[str, str, str]:
+    old, new = dict(one[1]), dict(two[1])
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            return name, str(old.get(name)), str(new.get(name))
+    return "label", one[0], two[0]
+
+
+class _Part:
+    """One segment or break, as other ranks are told of it."""
+
+    def __init__(self, segment: Any) -> None:
+        self.nodes: list[Described] = []
+        if isinstance(segment, EagerSegment):
+            self.name = f"the break {segment.name}"
+        else:
+            self.name = "a graph"
+            self.nodes = described(segment.graph)
+        self.digests = [_digest(node.fields)[:12] for node in self.nodes]
+        self.digest = _digest([self.name, *self.digests])
+
+    def detail(self, place: int) -> tuple[str, Any] | None:
+        """A node in full; None where there is none (on a rank that is not looked at)."""
+        if place >= len(self.nodes):
+            return None
+        return self.nodes[place].label, self.nodes[place].fields
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+# ---------------------------------------------------------------- meetings
+
+#: For each group, by name: the store that its meetings were counted in, and how many there were.
+_counted: dict[str, tuple[Any, int]] = {}
+
+
+class _Meetings:
+    """Where the ranks of a group tell each other how far they are.
+
+    Each meeting has a number, the same on all ranks: they meet in the same order. A rank writes what
+    it has to say once, and reads what the others say; one that has failed writes that for the next
+    meeting and does not wait.
+    """
+
+    def __init__(self, group: Any, timeout: float) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise errors.no_process_group()
+        group = dist.group.WORLD if group is None else group
+        if dist.get_rank(group) < 0:
+            raise errors.not_in_the_group()
+        if not timeout > 0:
+            raise errors.bad_timeout(timeout)
+        self._timeout = float(timeout)
+        self.ranks: list[int] = dist.get_process_group_ranks(group)
+        self._rank = dist.get_rank()
+        self._group = str(group.group_name)
+        # Private, but there is no other way to the store, and it has been there in all versions.
+        self._store: Any = distributed_c10d._get_default_store()
+        self._is_over = False  # all ranks know of the failure
+
+    def meet(self, place: str) -> None:
+        """Wait for all ranks; raise `RankError` unless all are at the same place."""
+        self.exchange(place, None)
+
+    def exchange(self, place: str, value: Any) -> list[Any]:
+        """Tell all ranks something at a place that they all come to; returns what each says."""
+        number = self._say({"at": place, "value": value})
+        said = []
+        for rank in self.ranks:
+            one = self._hear(number, rank, place)
+            if _FAILED in one:
+                self._is_over = True
+                raise errors.rank_failed(rank, one[_FAILED], place)
+            said.append(one)
+        places = [one["at"] for one in said]
+        if len(set(places)) > 1:
+            self._is_over = True
+            raise errors.ranks_apart(list(zip(self.ranks, places, strict=True)))
+        self._tidy(number)
+        return [one["value"] for one in said]
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tell the others, where they look next, that this rank will not come."""
+        if self._is_over:
+            return
+        self._is_over = True
+        text = f"{type(error).__name__}: {error}"
+        try:
+            self._say({_FAILED: text[:1000]})
+        except Exception as problem:  # the store is gone: so are the others, or they will time out
+            error.add_note(errors.others_not_told(problem))
+
+    def _say(self, what: dict[str, Any]) -> int:
+        store, count = _counted.get(self._group, (None, 0))
+        number = count if store is self._store else 0
+        _counted[self._group] = self._store, number + 1
+        self._store.set(self._key(number, self._rank), zlib.compress(json.dumps(what).encode()))
+        return number
+
+    def _hear(self, number: int, rank: int, place: str) -> dict[str, Any]:
+        key, pause = self._key(number, rank), 0.0005
+        deadline = time.monotonic() + self._timeout
+        try:
+            while not self._store.check([key]):
+                if time.monotonic() > deadline:
+                    raise errors.rank_missing(rank, place, self._timeout)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+            found: dict[str, Any] = json.loads(zlib.decompress(self._store.get(key)))
+        except dist.DistError as error:
+            raise errors.rank_missing(rank, place, self._timeout) from error
+        return found
+
+    def _tidy(self, number: int) -> None:
+        """Everybody is here, so everybody has read what was said at the meeting before."""
+        if number:
+            self._store.delete_key(self._key(number - 1, self._rank))
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"breakable_cuda_graphs/{self._group}/{number}/{rank}"
