@@ -181,14 +181,11 @@ def _masks(indices: Any) -> list[Any]:
     ]
 
 
-def reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-
-
 #: Collectives between processes: on the CPU the host does them.
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
-def _reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the host would have to wait for values of the device."""
     name = _short(func)
     if func.namespace in _COLLECTIVES:
