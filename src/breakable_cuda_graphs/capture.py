@@ -14,7 +14,6 @@ steps that can be repeated: whoever uses the library next goes through all of th
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -22,11 +21,12 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Literal
 
-from . import blocks, debugging, errors, journals, results, structures
+from . import blocks, debugging, errors, journals, results, structures, traps
 from ._driver import bindings, capturing, contexts, reading, release, userobjects
 from ._driver.capturing import Status
 from ._driver.ordering import join
 from .annotations import StackRecorder
+from .frameworks import companions, interfaces
 from .frameworks.base import Arrays, Captured, Framework, Session
 from .liveness import Memory, Rules
 from .segments import EagerSegment, GraphSegment
@@ -38,6 +38,8 @@ __all__ = ["breakable_graph"]
 _HOST_NODES = ("refuse", "allow")
 
 _HOLD_LIMIT = 4 << 20
+
+_END = "the end of the block"  # where a last segment ends
 
 
 class breakable_graph:
@@ -163,8 +165,7 @@ class Block:
         except BaseException:
             self._leave_device()
             raise
-        # No bound method: what a sequence keeps of a break must not keep the block.
-        self.find_arrays = functools.partial(_find_arrays, self.framework.arrays)
+        self.find_arrays = interfaces.finder(self.framework)
         self._ambient: Any = None
         self._segments: list[GraphSegment | EagerSegment] = []
         self._memory_mark: Any = None
@@ -195,8 +196,8 @@ class Block:
             self._stream_object = self._pool.lease(self) if stream is None else stream
             self.stream = bindings.types.CUstream(as_handle(self._stream_object))
             self._handle = int(self.stream)
-            self.session: Session = self.framework.session(
-                self._pool, self._stream_object, self.mode, generators
+            self.session: Session = companions.session(
+                self.framework, self._pool, self._stream_object, self.mode, generators
             )
         except BaseException:
             self._pool.end_lease(self, keep=False)
@@ -267,7 +268,7 @@ class Block:
                     self._advise(error)
             else:
                 self._raise_poison()
-                self._end_segment("the end of the block")
+                self._end_segment(_END)
                 if self.before_commit is not None:
                     self.before_commit()
                 self._commit()
@@ -391,20 +392,29 @@ class Block:
         captured = self.session.end(survey)
         self._is_open = False
         problem = captured.problem
-        if survey is not None and reading.HOST in survey.kinds and self._host_nodes == "refuse":
-            problem = errors.host_nodes(index)
+        if survey is not None:
+            problem = problem or self._trap(index, where, survey)
         if captured.graph is None:
             problem = self._reason(index, where, captured.code, unjoined)
         if problem is not None:
             self._refuse(captured, problem)
         assert captured.graph is not None
         assert survey is not None
+        if captured.keep is not None:
+            self.keep(captured.keep)
         segment = GraphSegment(index, captured.graph, frozenset(survey.kinds), captured.runner)
         segment.line = self._line
         self._segments.append(segment)
         if self._rules.check_liveness or self._rules.keep_inputs:
             role = f"read or written in segment {index}, captured at {self._line}"
             self.sequence._memory.note_segment(survey, self.session, self._rules, role)
+
+    def _trap(self, index: int, where: str, survey: reading.Survey) -> Exception | None:
+        """What the segment holds that no replay can do right."""
+        allows = self._host_nodes == "allow"
+        return traps.find(
+            self.driver, survey, index, where, is_last=where == _END, allows_host_nodes=allows
+        )
 
     def _reason(self, index: int, where: str, code: int, unjoined: Exception) -> Exception:
         """What the driver's answer to the end of a capture means."""
@@ -569,9 +579,14 @@ class Block:
             self._held.append(storage)
 
     def _stream_current(self) -> contextlib.AbstractContextManager[Any]:
-        if self.framework.current_stream() == self._handle:
-            return contextlib.nullcontext()
-        return self.framework.stream_current(self._stream_object)
+        """The capture stream as current, whatever the body has made current before a break."""
+        stack = contextlib.ExitStack()
+        if self.framework.current_stream() != self._handle:
+            stack.enter_context(self.framework.stream_current(self._stream_object))
+        follower = companions.follower(self.framework)
+        if follower is not None and not follower.stands_at(self._handle):
+            stack.enter_context(follower.stream_current(self._handle))
+        return stack
 
     # ---- embedding other sequences
 
@@ -628,11 +643,6 @@ class Block:
 
 
 _WORK = frozenset(method.__code__ for method in (Block.open, Block.close, Block.put_back))
-
-
-def _find_arrays(arrays: Arrays, value: Any) -> Arrays | None:
-    """Who knows a value as a device array, if anybody does."""
-    return arrays if arrays.owns(value) else None
 
 
 def _speaks_of_capture(error: BaseException) -> bool:

@@ -217,6 +217,19 @@ def escaped_work(function: str) -> str:
     )
 
 
+def escaped_launch(what: str) -> str:
+    return (
+        f"{what} was launched on a stream that the capture does not include: it ran once, now, and "
+        "replays will not do it. Pass the block's stream to the launch, or do it in a break (@no_graph)."
+    )
+
+
+NOTHING_CAPTURED = (
+    "nothing was captured in this block: if it launched work, that went to other streams, ran once, and "
+    "replays will not do it. Pass the block's stream (sequence.stream) to each launch."
+)
+
+
 def pool_in_capture() -> CaptureError:
     return CaptureError(
         "another capture is open in this memory pool, in another thread: captures that share a pool "
@@ -298,6 +311,13 @@ def results_overlap(name: str, path: str) -> CaptureError:
     )
     error.function = name
     return error
+
+
+def result_not_dense(dtype: str, shape: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"a static result of Numba ({dtype} {list(shape)}) is not contiguous, or has other strides than "
+        "at capture, and Numba copies no such array: return a contiguous one"
+    )
 
 
 def result_structure_changed(name: str, before: str, now: str) -> ReplayError:
@@ -502,6 +522,46 @@ def host_nodes(segment: int) -> CaptureError:
     )
 
 
+def allocation_crosses(segment: int, where: str, nbytes: int) -> CaptureError:
+    return _at(
+        CaptureError(
+            f"segment {segment} holds a stream-ordered allocation (cuMemAllocAsync, cudaMallocAsync, "
+            f"{nbytes} bytes) that is not freed before {where}: the memory belongs to the graph of that "
+            "segment and is there only while its replay runs, so neither the break nor a later segment "
+            "may use it. Free it in the same segment, allocate before the block, or use an allocator "
+            "that this library can make private (torch's own, CuPy's pools)."
+        ),
+        segment,
+    )
+
+
+def pageable_copy(segment: int, address: int, nbytes: int, is_source: bool) -> CaptureError:
+    does, again = ("reads", "read") if is_source else ("writes", "write")
+    return _at(
+        CaptureError(
+            f"segment {segment} holds a copy that {does} {nbytes} bytes of ordinary (pageable) host memory "
+            f"at {address:#x}: each replay would {again} that address again, long after an array there "
+            "may be gone. Copy in a break (@no_graph), or use pinned memory that outlives the sequence."
+        ),
+        segment,
+    )
+
+
+def library_came_late(name: str) -> CaptureError:
+    return CaptureError(
+        f"{name} was loaded inside a segment: what it allocated there could not be made private to the "
+        f"sequence. Import {name} before the block, or in a break."
+    )
+
+
+def numba_allocates() -> CaptureError:
+    return CaptureError(
+        "Numba allocates memory here, inside a segment, and it has no pool that a capture could use "
+        "(host arrays as arguments of kernels are copied to new memory too). Make device arrays before "
+        "the block, or in a break (@no_graph)."
+    )
+
+
 def unjoined(
     segment: int, where: str, kernels: Sequence[str], streams: Sequence[int]
 ) -> UnjoinedStreamError:
@@ -564,6 +624,8 @@ def advice(mode: str, error: BaseException) -> list[str]:
     notes = [
         "what reads or waits for the device on the host cannot be captured: mark the function that "
         "does it @no_graph",
+        "what a library does only the first time (compile or load a kernel, make a handle) is captured "
+        "once it was run before the block",
         _EXPLAIN,
     ]
     if "NCCL" in text:

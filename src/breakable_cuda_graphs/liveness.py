@@ -44,7 +44,8 @@ class Memory:
         """Keep, watch or leave the memory of an array that the sequence will read or write."""
         address, nbytes, storage = arrays.storage(value)
         if nbytes:
-            self._judge(Found(address, storage, arrays.kind(value)), session, rules, role)
+            found = Found(address, storage, arrays.kind(value), keeper=arrays.keeper(value))
+            self._judge(found, session, rules, role)
 
     def note_segment(self, survey: Survey, session: Session, rules: Rules, role: str) -> None:
         """The same for all memory that a captured segment reads or writes, as far as it shows."""
@@ -55,25 +56,26 @@ class Memory:
             self._unknown.setdefault(address, role)
 
     def _judge(self, found: Found, session: Session, rules: Rules, role: str) -> None:
-        address, storage, kind, is_host = found
+        address, storage, kind, is_host, keeper = found
         if address in self._kept:
             return
+        keeper = storage if keeper is None else keeper
         if is_host:  # small, and its birth is not known: torch may have pinned it in the capture
-            self._kept[address] = storage
+            self._kept[address] = keeper
             return
-        birth = session.birth(address)
+        birth = session.birth(address, storage)
         if birth is Birth.POOL:
             return
-        if birth is Birth.BREAK or rules.keep_inputs:
-            self._kept[address] = storage
+        if birth is Birth.BREAK or rules.keep_inputs or storage is None:
+            self._kept[address] = keeper
         elif rules.check_liveness:
             self._watch(address, storage, _in_words(kind), role)
 
     def own(self, value: Any, arrays: Arrays) -> None:
         """Keep the memory of an array until `reset()`."""
-        address, nbytes, storage = arrays.storage(value)
+        address, nbytes, _ = arrays.storage(value)
         if nbytes:
-            self._kept[address] = storage
+            self._kept[address] = arrays.keeper(value)
 
     def _watch(self, address: int, storage: Any, described: str, role: str) -> None:
         known = self._watched.get(address)

@@ -19,6 +19,7 @@ from ._driver import reading
 from ._driver.bindings import Driver
 from ._driver.handles import ExecHandle, GraphHandle
 from ._driver.ordering import CompletionMark
+from .frameworks import companions
 from .frameworks.base import Framework
 from .segments import EagerSegment, GraphSegment, Seat
 
@@ -43,6 +44,8 @@ class Plan:
         self.framework = framework
         breaks = [s for s in segments if isinstance(s, EagerSegment) and not s._does_nothing]
         self.has_breaks = bool(breaks)
+        #: what else has a current stream that breaks must see
+        self.follower = companions.follower(framework) if breaks else None
         self.draws = any(isinstance(s, GraphSegment) and s._runner for s in segments)
         self.modes = breaks[0]._modes if breaks else None  # of most breaks; others switch by turn
         self.usual: Plan | None = None  # of a plan with named ranges: the one without

@@ -125,6 +125,7 @@ class CUDAGraphSequence:
             and int(context) == self._context
             and not plan.capture_status(self._stream)[1]
             and (not plan.has_breaks or plan.modes == plan.framework.modes())
+            and (plan.follower is None or plan.follower.stands_at(self._handle))
         )
 
     def _replay_elsewhere(self, plan: Plan, stream: Any, handle: int) -> None:
@@ -141,6 +142,8 @@ class CUDAGraphSequence:
             if capturing.status(driver, self._stream) is not capturing.Status.NONE:
                 embed(self, plan, self._stream)
                 return
+            if plan.follower is not None:
+                stack.enter_context(plan.follower.stream_current(handle))
             if plan.has_breaks and plan.modes != framework.modes():
                 stack.enter_context(framework.in_modes(plan.modes))
             self._run(plan, handle, self._stream)

@@ -14,6 +14,7 @@ import numpy
 from breakable_cuda_graphs._driver import bindings, contexts, nvrtc
 from breakable_cuda_graphs.nodes import KernelNode
 
+from . import libraries
 from .helpers import torch
 
 BLOCK = 64
@@ -86,6 +87,41 @@ def add_scale(graph: Any, out: Any, source: Any, factor: float, after: Any = Non
     count = out.numel()
     args = (out, source, f32(factor), i32(count))
     return graph.kernel(kernel(), -(-count // BLOCK), BLOCK, args, after=after)
+
+
+# ---------------------------------------------------------------- kernels of libraries
+
+
+def cupy_scale() -> Any:
+    """CuPy's known_cupy(out, source, factor, count), compiled."""
+    kernel = libraries.cupy().RawKernel(
+        r"""extern "C" __global__ void known_cupy(float* out, const float* in, float f, int n)
+        { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) out[i] = in[i] * f; }""",
+        "known_cupy",
+    )
+    kernel.compile()
+    return kernel
+
+
+def numba_scale() -> Any:
+    """Numba's known_numba(out, source, factor); compiled at its first launch."""
+    cuda = libraries.numba_cuda()
+
+    @cuda.jit
+    def known_numba(out, source, factor):  # type: ignore[no-untyped-def]
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = source[i] * factor
+
+    return known_numba
+
+
+def triton_double() -> Any:
+    """Triton's known_triton(out, source, count, BLOCK): out = 2 * source; compiled at its first launch."""
+    libraries.triton()
+    from .triton_kernels import known_triton
+
+    return known_triton
 
 
 def found(seq: Any, text: str) -> list[tuple[Any, Any]]:

@@ -17,8 +17,18 @@ from breakable_cuda_graphs.nodes import (
     MemAllocNode,
 )
 
+from . import libraries
 from .helpers import N, dev, same, sync, torch
-from .kernels import add_scale, f32, i32, kernel, launch_scale
+from .kernels import (
+    add_scale,
+    cupy_scale,
+    f32,
+    i32,
+    kernel,
+    launch_scale,
+    numba_scale,
+    triton_double,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -293,48 +303,26 @@ def test_random_numbers_go_on_after_a_part() -> None:
     same(torch.rand(8, device="cuda"), expected[1])
 
 
-def test_kernels_of_triton_and_cupy_are_nodes() -> None:
-    x, y = dev(1), dev(0)
-    try:
-        import cupy
-    except ImportError:
-        cupy = None
-    if cupy is not None:
-        raw = cupy.RawKernel(
-            r"""extern "C" __global__ void known_cupy(float* out, const float* in, float f, int n)
-            { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) out[i] = in[i] * f; }""",
-            "known_cupy",
-        )
-        graph = Graph()
-        graph.kernel(raw, 1, N, (cupy.asarray(y), x, f32(4), i32(N)))
-        run(graph)
-        same(y, 4.0)
-    triton = pytest.importorskip("triton")
-    import triton.language as tl
+def test_a_kernel_of_cupy_is_a_node() -> None:
+    raw, x, y = cupy_scale(), dev(1), dev(0)
+    graph = Graph()
+    graph.kernel(raw, 1, N, (libraries.cupy().asarray(y), x, f32(4), i32(N)))
+    run(graph)
+    same(y, 4.0)
 
-    @triton.jit
-    def known_triton(out, source, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < count
-        tl.store(out + at, tl.load(source + at, mask=inside) * 6, mask=inside)
 
+def test_a_kernel_of_triton_is_a_node() -> None:
+    known_triton, x, y = triton_double(), dev(1), dev(0)
     compiled = known_triton[(1,)](y, x, N, BLOCK=64)
     graph = Graph()
     graph.kernel(compiled, 1, None, (y, x, i32(N)))
     y.zero_()
     run(graph)
-    same(y, 6.0)
+    same(y, 2.0)
 
 
 def test_a_kernel_of_numba_is_a_node() -> None:
-    cuda = pytest.importorskip("numba.cuda")
-
-    @cuda.jit
-    def known_numba(out, source, factor):  # type: ignore[no-untyped-def]
-        i = cuda.grid(1)
-        if i < out.size:
-            out[i] = source[i] * factor
-
+    cuda, known_numba = libraries.numba_cuda(), numba_scale()
     x, y = dev(1), dev(0)
     known_numba[1, N](cuda.as_cuda_array(y), cuda.as_cuda_array(x), f32(2))
     sync()

@@ -11,7 +11,8 @@ from .helpers import bump, check_replays, close, dev, kinds, same, torch
 
 try:
     import triton
-    import triton.language as tl
+
+    from .triton_kernels import twice_plus
 except ImportError:
     triton = None
 
@@ -24,14 +25,6 @@ pytestmark = [
     ),
     pytest.mark.skipif(triton is None, reason="Triton is not installed"),
 ]
-
-if triton is not None:
-
-    @triton.jit
-    def twice_plus(x, out, count, amount, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        here = at < count
-        tl.store(out + at, tl.load(x + at, mask=here) * 2 + amount, mask=here)
 
 
 def launch(x: Any, amount: float) -> Any:

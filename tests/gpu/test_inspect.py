@@ -11,8 +11,21 @@ import pytest
 from breakable_cuda_graphs import CUDAGraphSequence, GraphSegment, annotate, breakable_graph
 from breakable_cuda_graphs.nodes import KernelNode, MemcpyNode, MemsetNode
 
+from . import libraries
 from .helpers import N, bump, dev, same, sync, torch, warm_up
-from .kernels import BLOCK, Mixed, f32, found, kernel, launch, launch_scale
+from .kernels import (
+    BLOCK,
+    Mixed,
+    cupy_scale,
+    f32,
+    found,
+    i32,
+    kernel,
+    launch,
+    launch_scale,
+    numba_scale,
+    triton_double,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,15 +152,7 @@ def test_copies_and_fills_of_a_stream() -> None:
 
 
 def test_a_kernel_of_triton() -> None:
-    triton = pytest.importorskip("triton")
-    import triton.language as tl
-
-    @triton.jit
-    def known_triton(out, source, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < count
-        tl.store(out + at, tl.load(source + at, mask=inside) * 2, mask=inside)
-
+    known_triton = triton_double()
     x, y = dev(1, 1000), dev(0, 1000)
     seq = capture(lambda: known_triton[(8,)](y, x, 1000, BLOCK=128))
     ((_, node),) = found(seq, "known_triton")
@@ -156,33 +161,18 @@ def test_a_kernel_of_triton() -> None:
 
 
 def test_a_kernel_of_cupy() -> None:
-    cupy = pytest.importorskip("cupy")
-    raw = cupy.RawKernel(
-        r"""extern "C" __global__ void known_cupy(float* out, const float* in, float f, int n)
-        { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) out[i] = in[i] * f; }""",
-        "known_cupy",
-    )
+    cupy, raw = libraries.cupy(), cupy_scale()
     x, y = dev(1), dev(0)
-    args = (cupy.asarray(y), cupy.asarray(x), f32(2), f32(0).astype("i4") + N)
-    raw((1,), (N,), args)
-    seq = capture(lambda: raw((1,), (N,), args), warm=False)
-    nodes = found(seq, "known_cupy")
-    if not nodes:
-        pytest.skip("CuPy's current stream was not the capture's")
-    node = nodes[0][1]
+    args = (cupy.asarray(y), cupy.asarray(x), f32(2), i32(N))
+    seq = capture(lambda: raw((1,), (N,), args))
+    ((_, node),) = found(seq, "known_cupy")
     assert [a.size for a in node.args] == [8, 8, 4, 4]
     assert node.args[2].as_float32() == 2.0
+    assert {x.data_ptr(), y.data_ptr()} <= words_of(node)
 
 
 def test_a_kernel_of_numba() -> None:
-    cuda = pytest.importorskip("numba.cuda")
-
-    @cuda.jit
-    def known_numba(out, source, factor):  # type: ignore[no-untyped-def]
-        i = cuda.grid(1)
-        if i < out.size:
-            out[i] = source[i] * factor
-
+    cuda, known_numba = libraries.numba_cuda(), numba_scale()
     x, y = dev(1), dev(0)
     args = cuda.as_cuda_array(y), cuda.as_cuda_array(x), f32(2)
     known_numba[1, N](*args)

@@ -21,6 +21,8 @@ MEM_ALLOC, MEM_FREE, BATCH_MEM_OP, CONDITIONAL = 10, 11, 12, 13
 #: (driver API, cuGraphClone and cuGraphAddChildGraphNode).
 NO_CHILDREN = frozenset({MEM_ALLOC, MEM_FREE, CONDITIONAL, -1})
 
+_HOST, _ARRAY = 1, 3  # CUmemorytype
+
 _PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
@@ -160,11 +162,25 @@ def _packed_buffer(extra: int) -> bytes:
     return ctypes.string_at(buffer, size) if buffer and size else b""
 
 
+def is_memory(driver: bindings.Driver, word: int) -> bool:
+    """Whether a word is the address of device or pinned memory, or only looks like a number.
+
+    The driver knows no address of ordinary host memory (cuPointerGetAttribute: INVALID_VALUE).
+    """
+    if not 1 << 20 < word < 1 << 57:
+        return False
+    attribute = bindings.types.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    code, _ = driver.module.cuPointerGetAttribute(attribute, word)
+    return int(code) == 0
+
+
 class Survey:
     """One look at the graph of an open capture, before its end: a failed end takes the graph along.
 
     `kinds` are the kinds of its nodes, those of child graphs included; `dangling` the leaves that
-    the capture stream, whose next work waits for `frontier`, would miss.
+    the capture stream, whose next work waits for `frontier`, would miss. `allocated` are the
+    allocation nodes as {address: bytes}, `freed` the addresses of free nodes, `copies` the ends of
+    the copies as (source, target, bytes).
     """
 
     def __init__(self, reader: KernelReader, graph: Any, frontier: list[Any]) -> None:
@@ -173,6 +189,9 @@ class Survey:
         self.kernel_words: list[list[int]] = []
         self._pointers: set[int] = set()  # of copies and fills
         self.kinds: set[int] = set()
+        self.allocated: dict[int, int] = {}
+        self.freed: set[int] = set()
+        self.copies: list[tuple[int, int, int]] = []
         nodes = reader.driver.graph_nodes(graph)
         self._note(nodes)
         self.dangling = _dangling(reader.driver, graph, nodes, frontier)
@@ -185,7 +204,7 @@ class Survey:
             if kind == KERNEL:
                 self.kernel_words.append(reader.words(reader.params(node)))
             elif kind == MEMCPY:
-                self._pointers |= copy_pointers(driver.cuGraphMemcpyNodeGetParams(node))
+                self._note_copy(driver.cuGraphMemcpyNodeGetParams(node))
             elif kind == MEMSET:
                 self._pointers.add(int(driver.cuGraphMemsetNodeGetParams(node).dst))
             elif kind == BATCH_MEM_OP:
@@ -193,6 +212,18 @@ class Survey:
                 self._pointers |= {address for _, address, _, _ in batch_operations(params)} - {0}
             elif kind == CHILD:
                 self._note(driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node)))
+            elif kind == MEM_ALLOC:
+                params = driver.cuGraphMemAllocNodeGetParams(node)
+                self.allocated[int(params.dptr)] = int(params.bytesize)
+            elif kind == MEM_FREE:
+                self.freed.add(int(driver.cuGraphMemFreeNodeGetParams(node)))
+
+    def _note_copy(self, params: Any) -> None:
+        self._pointers |= copy_pointers(params)
+        source = _end_of_copy(params.srcMemoryType, params.srcHost, params.srcDevice)
+        target = _end_of_copy(params.dstMemoryType, params.dstHost, params.dstDevice)
+        rows = max(int(params.Height), 1) * max(int(params.Depth), 1)
+        self.copies.append((source, target, int(params.WidthInBytes) * rows))
 
     def addresses(self) -> set[int]:
         """Every word that may be an address: of kernels' arguments, copies and fills."""
@@ -207,6 +238,13 @@ def copy_pointers(params: Any) -> set[int]:
     """The addresses that a copy reads and writes; unused ones are zero and left out."""
     pointers = (params.srcDevice, params.dstDevice, params.srcHost, params.dstHost)
     return {int(pointer or 0) for pointer in pointers} - {0}
+
+
+def _end_of_copy(memory_type: Any, host: Any, device: Any) -> int:
+    """Where a copy reads or writes; 0 for a CUDA array. Captured copies have unified addresses."""
+    if int(memory_type) == _ARRAY:
+        return 0
+    return int((host if int(memory_type) == _HOST else device) or 0)
 
 
 _OPERATION_BYTES = 48  # CUstreamBatchMemOpParams

@@ -44,6 +44,7 @@ class Captured(NamedTuple):
     graph: GraphHandle | GraphView | None
     runner: Runner | None = None
     problem: Exception | None = None
+    keep: object = None  # what the graph needs for as long as it may run
 
 
 class Pool(Protocol):
@@ -81,9 +82,10 @@ class Found(NamedTuple):
     """A piece of memory that captured work reads or writes, and the object that owns it."""
 
     address: int
-    storage: Any  # lives as long as the memory
+    storage: Any  # lives as long as the memory; None: nothing tells when that ends
     kind: tuple[str, tuple[int, ...], str]  # (dtype, shape, device) of an array in it
     is_host: bool = False  # pinned memory, which a capture may have made itself
+    keeper: Any = None  # what to hold to keep the memory, where that is not the storage
 
 
 class Birth(Enum):
@@ -110,7 +112,10 @@ class Arrays(Protocol):
         """The same memory without history; keeps it."""
 
     def storage(self, value: Any) -> tuple[int, int, Any]:
-        """(first address, bytes, object that lives as long as the memory)."""
+        """(first address, bytes, object that lives as long as the memory, or None: see `Found`)."""
+
+    def keeper(self, value: Any) -> Any:
+        """What to hold to keep the memory."""
 
     def place(self, value: Any) -> tuple[Any, ...]:
         """What two arrays that are the same view of the same memory agree in."""
@@ -134,8 +139,9 @@ class Arrays(Protocol):
 class Session(Protocol):
     """One block's dealings with a framework. `leave` is called whatever happened before."""
 
-    #: whether captured work depends on the capture stream itself (a workspace of it)
-    uses_workspace: bool
+    @property
+    def uses_workspace(self) -> bool:
+        """Whether captured work depends on the capture stream itself (a workspace of it)."""
 
     @property
     def had_company(self) -> bool:
@@ -162,14 +168,43 @@ class Session(Protocol):
     def before_break(self) -> None:
         """A break's body is about to run: note what memory exists, if that will be asked for."""
 
-    def birth(self, address: int) -> Birth:
-        """When the memory at an address was made."""
+    def birth(self, address: int, storage: Any = None) -> Birth:
+        """When the memory at an address was made; `storage`, if known, is the object that owns it."""
 
     def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
         """The memory that a segment reads or writes and its pool does not own.
 
         Returns the pieces whose owner is known, and the addresses of which nobody knows the owner.
         """
+
+
+class Companion(Protocol):
+    """A library that works in a block beside the block's framework: what a session does for it."""
+
+    def enter(self) -> None:
+        """A block opens, or the library was loaded in one of its breaks."""
+
+    def begin(self) -> None:
+        """The capture of a segment has begun."""
+
+    def end(self) -> object:
+        """A segment is about to end; returns what its graph needs for as long as it may run."""
+
+    def birth(self, address: int) -> Birth | None:
+        """When the memory at an address was made; None if it is not this library's, or older."""
+
+    def leave(self, failed: bool) -> None:
+        """Restore what `enter` changed."""
+
+
+class Follower(Protocol):
+    """A library with a current stream of its own, which breaks need to be the framework's."""
+
+    def stands_at(self, handle: int) -> bool:
+        """Whether a stream is current in this thread; on the hot path of replay."""
+
+    def stream_current(self, handle: int) -> AbstractContextManager[Any]:
+        """Make a stream current inside the block."""
 
 
 class Framework(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._driver import release
 from .._driver.reading import Survey
+from . import companions
 from .base import Captured, Found, Framework, Pool, Session
 
 
@@ -69,4 +70,4 @@ def _session(framework: Framework, pool: Pool, stream: Any, mode: str) -> Sessio
 
         if isinstance(framework, RawFramework):
             return RawSession(framework, stream, mode)
-    return framework.session(pool, stream, mode, ())
+    return companions.session(framework, pool, stream, mode, ())

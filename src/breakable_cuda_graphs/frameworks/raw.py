@@ -2,25 +2,27 @@
 
 The hard problem: nobody tells us which stream is current, and nobody's allocator hears of the
 capture. CuPy, when it is loaded, says which stream is current in this thread and is told which one
-to use; for all others the stream is passed by hand, and a break is found through the block that is
-open in its thread.
+to use. Without it, this thread's stream is the one that this library has made current, and a break
+is found through the block that is open in its thread. Allocations are the companions' business.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import threading
+import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 from .. import errors
-from .._driver import capturing, process, release
+from .._driver import capturing, process, reading, release
 from .._driver.bindings import Driver, types
 from .._driver.handles import StreamHandle
 from .._driver.ordering import CompletionMark
 from .._driver.reading import Survey
 from ..streams import as_handle
-from . import base
+from . import base, cupy, libraries
 
 
 class RawStream:
@@ -83,6 +85,15 @@ class NoArrays:
         raise AttributeError(name)
 
 
+class _Here(threading.local):
+    """This thread's current stream, where no library tells one."""
+
+    stream = 0
+
+
+_here = _Here()
+
+
 class RawFramework:
     """The driver alone, in one context."""
 
@@ -93,20 +104,29 @@ class RawFramework:
         self.arrays: Any = NoArrays()
 
     def current_stream(self) -> int:
-        cupy = sys.modules.get("cupy")
-        if cupy is None or self.driver.simulated:
-            return 0
-        return int(cupy.cuda.get_current_stream().ptr)
+        module = libraries.loaded(self.driver, "cupy")
+        if module is None:
+            return _here.stream
+        return int(module.cuda.get_current_stream().ptr)
 
     def stream_object(self, stream: Any) -> Any:
         return stream
 
     def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
-        cupy = sys.modules.get("cupy")
-        if cupy is None or self.driver.simulated:
-            return contextlib.nullcontext()
-        external: AbstractContextManager[Any] = cupy.cuda.ExternalStream(as_handle(stream))
-        return external
+        return self._made_current(stream)
+
+    @contextlib.contextmanager
+    def _made_current(self, stream: Any) -> Iterator[None]:
+        handle, before = as_handle(stream), _here.stream
+        module = libraries.loaded(self.driver, "cupy")
+        with contextlib.ExitStack() as stack:
+            if module is not None:
+                stack.enter_context(cupy.stream_of(module, stream, handle))
+            _here.stream = handle
+            try:
+                yield
+            finally:
+                _here.stream = before
 
     def new_pool(self, given: Any) -> RawPool:
         if not isinstance(given, RawPool):
@@ -130,12 +150,16 @@ class RawFramework:
 class RawSession:
     """One block's dealings with nobody but the driver."""
 
+    #: whether launches name their stream, so that a forgotten one goes past the capture
+    names_streams = True
+
     def __init__(self, framework: RawFramework, stream: Any, mode: str) -> None:
         self.framework, self.driver, self.mode = framework, framework.driver, mode
         self.external = stream
         self.stream = types.CUstream(as_handle(stream))
         self._undo = contextlib.ExitStack()
         self._is_open = False
+        self._has_work = self._has_breaks = False
         self.uses_workspace = self.had_company = False
 
     def enter(self) -> None:
@@ -154,6 +178,7 @@ class RawSession:
         ended = capturing.end(self.driver, self.stream)
         if ended.code != capturing.WRONG_THREAD:
             self._closed()
+        self._has_work = self._has_work or (survey is not None and bool(survey.kinds))
         return base.Captured(*ended)
 
     def _closed(self) -> None:
@@ -170,13 +195,15 @@ class RawSession:
             self._closed()
 
     def before_break(self) -> None:
-        """Nothing to note: no allocator is known."""
+        self._has_breaks = True
 
-    def birth(self, address: int) -> base.Birth:
+    def birth(self, address: int, storage: Any = None) -> base.Birth:
         return base.Birth.OLDER
 
     def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
-        return [], sorted(survey.addresses())
+        return [], sorted(a for a in survey.addresses() if reading.is_memory(self.driver, a))
 
     def leave(self, failed: bool) -> None:
         self._undo.close()
+        if self.names_streams and not (failed or self._has_work or self._has_breaks):
+            warnings.warn(errors.NOTHING_CAPTURED, errors.EscapedWorkWarning, stacklevel=5)

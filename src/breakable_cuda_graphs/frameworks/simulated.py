@@ -52,6 +52,8 @@ class SimulatedTorch(RawFramework):
 class SimulatedSession(RawSession):
     """A raw session with the recorder running while a segment is open."""
 
+    names_streams = False
+
     def __init__(self, framework: SimulatedTorch, stream: Any, mode: str) -> None:
         super().__init__(framework, stream, mode)
         self._recorder = tensors.TensorRecorder(framework.driver.module)
@@ -73,7 +75,7 @@ class SimulatedSession(RawSession):
         if self._older is None:
             self._older = _storage_addresses()
 
-    def birth(self, address: int) -> base.Birth:
+    def birth(self, address: int, storage: Any = None) -> base.Birth:
         if any(storage.data_ptr() == address for storage in list(tensors._made_in_captures)):
             return base.Birth.POOL
         if self._older is None or address in self._older:

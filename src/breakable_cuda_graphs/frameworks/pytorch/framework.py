@@ -206,7 +206,7 @@ class TorchSession:
             self._older = blocks_in_use(self.framework.device)
         self._pool_seen = False
 
-    def birth(self, address: int) -> base.Birth:
+    def birth(self, address: int, storage: Any = None) -> base.Birth:
         if self.pool.contains(address):
             return base.Birth.POOL
         if not self._pool_seen:

@@ -11,7 +11,6 @@ and only when something is still missing, all of them. What no tensor owns is re
 from __future__ import annotations
 
 import bisect
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -19,8 +18,10 @@ from typing import Any
 
 import torch
 
-from ..._driver.bindings import Driver, types
+from ..._driver.bindings import Driver
+from ..._driver.reading import is_memory
 from ..base import Found
+from ..collector import collections
 from .tensors import is_alias_storage, tensors_in
 
 
@@ -85,20 +86,15 @@ def _find(
 ) -> tuple[list[Found], list[int]]:
     found: dict[int, Found] = {}
     left = _look_up(known, addresses, found)
-    left = [word for word in left if _is_memory(driver, word) and not is_ours(word)]
+    left = [word for word in left if is_memory(driver, word) and not is_ours(word)]
     for generation in (0, 1, 2):
-        now = _collections()
+        now = collections()
         if not left or (generation == 2 and all(_nobodys.get(word) == now for word in left)):
             break
         _learn(known, generation)
         left = _look_up(known, left, found)
-    _nobodys.update(dict.fromkeys(left, _collections()))
+    _nobodys.update(dict.fromkeys(left, collections()))
     return list(found.values()), left
-
-
-def _collections() -> int:
-    """How often the collector has run in this process."""
-    return sum(generation["collections"] for generation in gc.get_stats())
 
 
 def _look_up(known: _Known, addresses: Iterable[int], found: dict[int, Found]) -> list[int]:
@@ -127,12 +123,3 @@ def _learn_tensor(known: _Known, tensor: Any) -> None:
             known.add(gradient)
     except Exception:
         return  # fake, functional, uninitialised and other tensors without memory of their own
-
-
-def _is_memory(driver: Driver, word: int) -> bool:
-    """Whether a word is the address of device or pinned memory, or only looks like a number."""
-    if not 1 << 20 < word < 1 << 57:
-        return False
-    attribute = types.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    code, _ = driver.module.cuPointerGetAttribute(attribute, word)
-    return int(code) == 0

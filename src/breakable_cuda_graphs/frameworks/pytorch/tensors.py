@@ -8,12 +8,11 @@ for bit, but own nothing. Who keeps an address valid is decided elsewhere (`argu
 
 from __future__ import annotations
 
-import gc
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from ..collector import instances
 
 _ALIAS = "_is_alias_of_breakable_cuda_graphs"
 
@@ -67,6 +66,9 @@ class Tensors:
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.nbytes(), storage
 
+    def keeper(self, value: Any) -> Any:
+        return value.untyped_storage()
+
     def place(self, value: Any) -> tuple[Any, ...]:
         return value.data_ptr(), value.stride(), value.is_conj(), value.is_neg()
 
@@ -90,32 +92,10 @@ class Tensors:
 
 
 def tensors_in(generation: int | None) -> list[Any]:
-    """The tensors among the objects of one generation of the collector; None: of all.
-
-    `gc.get_objects()` also hands out tuples that another thread is just building, which must not be
-    held when that thread goes on; and asking an object for its class may run code of its own. So
-    only types are looked at, in a second list of the same objects, and everything from the first
-    list to the last object let go happens in one call of C functions, during which no other thread
-    runs.
-    """
+    """The tensors among the objects of one generation of the collector; None: of all."""
     if generation is None:
         return [tensor for each in range(3) for tensor in tensors_in(each)]
-    is_tensor = _tensor_types().__contains__
-    collects = gc.isenabled()
-    gc.disable()  # a collection between the two lists would move objects
-    try:
-        wanted = map(is_tensor, map(type, _objects(generation)))
-        tensors = itertools.compress(_objects(generation), wanted)
-        # The second list ends with the first; unless it is read to its end it holds itself.
-        return list(itertools.chain(tensors, itertools.filterfalse(type, wanted)))
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _objects(generation: int) -> Iterator[Any]:
-    """The collector's objects, listed when the first is asked for."""
-    return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
+    return instances(_tensor_types(), generation)
 
 
 def _tensor_types() -> set[type]:

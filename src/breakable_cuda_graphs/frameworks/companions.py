@@ -1,0 +1,147 @@
+"""Several libraries in one block: the framework's session, and beside it those of the others.
+
+The hard problem: which libraries take part shows only as the block goes on: a break may import CuPy,
+and from then on segments may allocate with it. So they are looked for again before each segment.
+One that is loaded inside a segment comes too late for it: what it has made there is not private.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import errors
+from .._driver.reading import Survey
+from ..streams import as_handle
+from . import libraries, owners
+from .base import Birth, Captured, Companion, Follower, Found, Framework, Pool, Session
+
+
+def session(
+    framework: Framework, pool: Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+) -> Session:
+    """A session for one block, or one enclosed capture, with all libraries that are loaded."""
+    inner = framework.session(pool, stream, mode, generators)
+    return Accompanied(inner, framework, pool, stream)
+
+
+def follower(framework: Framework) -> Follower | None:
+    """The library whose current stream has to follow the framework's: CuPy, beside torch."""
+    module = libraries.loaded(framework.driver, "cupy")
+    if module is None or framework.name == "raw":  # that one's current stream is CuPy's
+        return None
+    key = (follower, module)
+    cache = framework.driver.cache
+    if key not in cache:
+        from .cupy import CupyFollower
+
+        cache[key] = CupyFollower(module)
+    made: Follower = cache[key]
+    return made
+
+
+class Accompanied:
+    """A framework's session that takes the other libraries along."""
+
+    def __init__(self, inner: Session, framework: Framework, pool: Pool, stream: Any) -> None:
+        self.inner = inner
+        self._framework, self._pool = framework, pool
+        self._stream, self._handle = stream, as_handle(stream)
+        self._companions: dict[str, Companion] = {}
+
+    @property
+    def uses_workspace(self) -> bool:
+        return self.inner.uses_workspace
+
+    @property
+    def had_company(self) -> bool:
+        return self.inner.had_company
+
+    def enter(self) -> None:
+        self.inner.enter()
+        self._admit()
+
+    def _admit(self) -> None:
+        """Take in what has been loaded since."""
+        for name in self._newly_loaded():
+            module = libraries.loaded(self._framework.driver, name)
+            companion = self._companion(name, module)
+            self._companions[name] = companion  # first: what fails halfway has to be left too
+            companion.enter()
+
+    def _newly_loaded(self) -> list[str]:
+        driver, known = self._framework.driver, self._companions
+        return [n for n in libraries.NAMES if n not in known and libraries.loaded(driver, n)]
+
+    def _companion(self, name: str, module: Any) -> Companion:
+        if name == "cupy":
+            from .cupy import CupyCompanion
+
+            return CupyCompanion(module, self._framework, self._pool, self._stream, self._handle)
+        from .numba import NumbaCompanion
+
+        return NumbaCompanion(module, self._framework, self._handle)
+
+    def begin(self) -> None:
+        self._admit()
+        self.inner.begin()
+        for companion in self._companions.values():
+            companion.begin()
+
+    def end(self, survey: Survey | None) -> Captured:
+        kept = [companion.end() for companion in self._companions.values()]
+        captured = self.inner.end(survey)
+        problem = captured.problem
+        late = self._newly_loaded()
+        if late and problem is None:
+            problem = errors.library_came_late(late[0])
+        kept = [thing for thing in kept if thing is not None]
+        return captured._replace(problem=problem, keep=kept or None)
+
+    def abandon(self) -> None:
+        try:
+            for companion in self._companions.values():
+                companion.end()
+        finally:
+            self.inner.abandon()
+
+    def before_break(self) -> None:
+        self.inner.before_break()
+
+    def birth(self, address: int, storage: Any = None) -> Birth:
+        for companion in self._companions.values():
+            birth = companion.birth(address)
+            if birth is not None:
+                return birth
+        birth = self.inner.birth(address, storage)
+        if birth is Birth.BREAK and storage is not None and not _is_torchs(storage):
+            return Birth.OLDER  # torch takes for new what it has not made
+        return birth
+
+    def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
+        found, unknown = self.inner.inputs(survey)
+        if unknown and self._companions:
+            companions = self._companions.values()
+            unknown = [
+                address
+                for address in unknown
+                if not any(c.birth(address) is Birth.POOL for c in companions)
+            ]
+            more, unknown = owners.find(self._framework.driver, unknown)
+            found = [*found, *more]
+        return found, unknown
+
+    def leave(self, failed: bool) -> None:
+        problems: list[BaseException] = []
+        for companion in reversed(self._companions.values()):
+            try:
+                companion.leave(failed)
+            except BaseException as problem:
+                problems.append(problem)
+        self._companions.clear()
+        self.inner.leave(failed)
+        if problems:
+            raise problems[0]
+
+
+def _is_torchs(storage: Any) -> bool:
+    return type(storage).__module__.partition(".")[0] == "torch"

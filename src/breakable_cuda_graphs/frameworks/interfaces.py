@@ -1,0 +1,193 @@
+"""Arrays of any library: who knows a value as a device array, and whose memory it lies in.
+
+The hard problem: an array may be a window onto memory that another library made (DLPack,
+`__cuda_array_interface__`), so who made the array is not who ends the memory. Owners are followed to
+the one that does. Where the way ends at something that tells nobody of its end, such as a DLPack
+capsule, the array itself has to be kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import libraries
+from .base import Arrays, Framework
+
+#: Values that are certainly no arrays, and most of what breaks are given.
+_PLAIN = (int, float, str, bytes, bool, type(None))
+
+
+class Home(NamedTuple):
+    """The whole piece of memory that an array lies in.
+
+    `storage` lives exactly as long as the memory, None: nothing does; holding `keeper` keeps it.
+    """
+
+    address: int
+    nbytes: int
+    storage: Any
+    keeper: Any
+
+
+def finder(framework: Framework) -> Callable[[Any], Arrays | None]:
+    """The function that tells who knows a value as a device array: the framework, or another.
+
+    No bound method, and always the same arrays for a library: results are compared by them.
+    """
+    key = (finder, framework.arrays)
+    made: Callable[[Any], Arrays | None] | None = framework.driver.cache.get(key)
+    if made is None:
+        made = framework.driver.cache[key] = functools.partial(_find, framework, {})
+    return made
+
+
+def _find(framework: Framework, known: dict[str, Arrays], value: Any) -> Arrays | None:
+    if type(value) in _PLAIN:
+        return None
+    if framework.arrays.owns(value):
+        return framework.arrays
+    for name in libraries.NAMES:
+        module = libraries.loaded(framework.driver, name)
+        if module is not None:
+            if name not in known:
+                known[name] = _arrays_of(framework, name, module)
+            if known[name].owns(value):
+                return known[name]
+    if interface_of(value) is None or framework.driver.simulated:
+        return None
+    return known.setdefault("foreign", ForeignArrays())
+
+
+def _arrays_of(framework: Framework, name: str, module: Any) -> Arrays:
+    if name == "cupy":
+        from .cupy import CupyArrays
+
+        return CupyArrays(module)
+    from .numba import NumbaArrays
+
+    return NumbaArrays(module, framework)
+
+
+def interface_of(value: Any) -> dict[str, Any] | None:
+    """What `__cuda_array_interface__` of a value says; None if it is no device array.
+
+    Torch's tensors are not asked: theirs raises for tensors on the CPU, and torch knows its own.
+    https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+    """
+    kind = type(value)
+    if isinstance(value, type) or kind.__module__.partition(".")[0] == "torch":
+        return None
+    found = getattr(value, "__cuda_array_interface__", None)
+    return found if isinstance(found, dict) and "data" in found else None
+
+
+# ---------------------------------------------------------------- whose memory
+
+
+def home(value: Any) -> Home | None:
+    """The memory that an array of CuPy, Numba or torch lies in; None if nobody here knows it."""
+    for name, module_home in (("cupy", _of_cupy), ("numba", _of_numba), ("torch", _of_torch)):
+        if name in sys.modules:
+            found = module_home(value)
+            if found is not None:
+                return found
+    return None
+
+
+def _of_torch(value: Any) -> Home | None:
+    if not isinstance(value, sys.modules["torch"].Tensor):
+        return None
+    storage = value.untyped_storage()
+    return Home(storage.data_ptr(), storage.nbytes(), storage, storage)
+
+
+def _of_cupy(value: Any) -> Home | None:
+    """A CuPy array: memory of a pool ends with the array that was made in it, the root of its views.
+
+    The memory objects of CuPy's pools take no weak references; arrays do.
+    """
+    memory = getattr(getattr(value, "data", None), "mem", None)
+    if memory is None or not hasattr(memory, "device_id"):
+        return None
+    root = value if value.base is None else value.base
+    owner = getattr(memory, "_owner", None)
+    if owner is not None:
+        below = home(owner)
+        if below is not None:
+            return below
+    is_cupys = not hasattr(memory, "_owner")  # and not a window onto memory of others
+    return Home(int(memory.ptr), int(memory.size), root if is_cupys else None, root)
+
+
+def _of_numba(value: Any) -> Home | None:
+    """A Numba array: `gpu_data.owner` is the allocation, or the object that the memory came from.
+
+    The allocation counts who uses it: a reference to it keeps the object, not the memory. An array
+    keeps both.
+    """
+    owner = getattr(getattr(value, "gpu_data", None), "owner", None)
+    if owner is None:
+        return None
+    if not hasattr(owner, "device_pointer"):
+        below = home(owner)
+        if below is not None:
+            return below
+        return Home(int(value.gpu_data.device_pointer), int(value.gpu_data.size), None, value)
+    storage = owner if getattr(owner, "is_managed", False) else None
+    return Home(int(owner.device_pointer), int(owner.size), storage, value)
+
+
+# ---------------------------------------------------------------- arrays that only their type knows
+
+
+class ForeignArrays:
+    """Objects with `__cuda_array_interface__` of a library that is not known here.
+
+    Nobody but that library can make another one, so a break is given the very object again, and the
+    sequence keeps it.
+    """
+
+    def owns(self, value: Any) -> bool:
+        return interface_of(value) is not None
+
+    def can_alias(self, value: Any) -> bool:
+        return False
+
+    def alias(self, value: Any) -> Any:
+        return value
+
+    def detached(self, value: Any) -> Any:
+        return value
+
+    def storage(self, value: Any) -> tuple[int, int, Any]:
+        interface = interface_of(value)
+        assert interface is not None
+        return int(interface["data"][0]), 0, None
+
+    def keeper(self, value: Any) -> Any:
+        return value
+
+    def place(self, value: Any) -> tuple[Any, ...]:
+        interface = interface_of(value)
+        assert interface is not None
+        return interface["data"][0], interface.get("strides")
+
+    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+        interface = interface_of(value)
+        assert interface is not None
+        return interface["typestr"], tuple(interface["shape"]), "cuda"
+
+    def history(self, value: Any) -> Any:
+        return None
+
+    def requires_grad(self, value: Any) -> bool:
+        return False
+
+    def new_buffer(self, value: Any) -> Any:
+        raise NotImplementedError  # never asked: `can_alias` says no
+
+    def copy(self, target: Any, source: Any) -> None:
+        raise NotImplementedError

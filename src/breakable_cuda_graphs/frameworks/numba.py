@@ -1,0 +1,242 @@
+"""Numba in a block: what it must not do inside a segment, and its arrays.
+
+The hard problem: Numba has no pool that could be made private: it asks the driver for each array, and
+gives memory back whenever enough has gathered, both of which no capture survives. And a launch
+without a stream goes to the default one, past the capture, without a word. Numba tells nobody of
+these, so while blocks are open the methods that do them are replaced by ones that look first.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from .. import errors
+from .._driver import capturing
+from .._driver.bindings import Driver, types
+from .._driver.capturing import Status
+from ..streams import as_handle
+from . import base
+from .interfaces import home
+
+
+class NumbaArrays:
+    """`numba.cuda`'s device arrays as arguments and results of breaks."""
+
+    def __init__(self, cuda: Any, framework: base.Framework) -> None:
+        self._cuda, self._framework = cuda, framework
+        self._type = cuda.cudadrv.devicearray.DeviceNDArray
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, self._type)
+
+    def can_alias(self, value: Any) -> bool:
+        """Mapped and managed arrays are host memory too: only the object itself is enough."""
+        return type(value) is self._type
+
+    def alias(self, value: Any) -> Any:
+        """The same memory, type, shape and strides; keeps nothing."""
+        return self.moved(value, 0, 0, 0)
+
+    def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
+        """An alias whose bytes, from `start` to before `end`, have moved by `shift` bytes."""
+        interface = dict(value.__cuda_array_interface__)
+        address, read_only = interface["data"]
+        interface.update(data=(address + shift, read_only), stream=None)
+        return self._cuda.from_cuda_array_interface(interface, owner=None, sync=False)
+
+    def detached(self, value: Any) -> Any:
+        return value
+
+    def storage(self, value: Any) -> tuple[int, int, Any]:
+        found = home(value)
+        assert found is not None
+        return found.address, found.nbytes, found.storage
+
+    def keeper(self, value: Any) -> Any:
+        found = home(value)
+        assert found is not None
+        return found.keeper
+
+    def place(self, value: Any) -> tuple[Any, ...]:
+        return _address(value), tuple(value.strides)
+
+    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+        return str(value.dtype), tuple(value.shape), "cuda"
+
+    def history(self, value: Any) -> Any:
+        return None
+
+    def requires_grad(self, value: Any) -> bool:
+        return False
+
+    def new_buffer(self, value: Any) -> Any:
+        _require_dense(value)
+        return self._cuda.device_array(value.shape, value.dtype, value.strides)
+
+    def copy(self, target: Any, source: Any) -> None:
+        _require_dense(source)
+        if tuple(source.strides) != tuple(target.strides):
+            raise errors.result_not_dense(str(source.dtype), tuple(source.shape))
+        nbytes = int(source.size * source.dtype.itemsize)
+        if nbytes:
+            stream = types.CUstream(self._framework.current_stream())
+            driver = self._framework.driver
+            driver.cuMemcpyDtoDAsync(_address(target), _address(source), nbytes, stream)
+
+
+def _address(value: Any) -> int:
+    return int(value.__cuda_array_interface__["data"][0])
+
+
+def _require_dense(value: Any) -> None:
+    if not (value.is_c_contiguous() or value.is_f_contiguous()):
+        raise errors.result_not_dense(str(value.dtype), tuple(value.shape))
+
+
+# ---------------------------------------------------------------- one block
+
+
+class NumbaCompanion:
+    """Numba's part in one block."""
+
+    def __init__(self, cuda: Any, framework: base.Framework, handle: int) -> None:
+        self._watch = _watch_of(cuda)
+        self._driver, self._handle = framework.driver, handle
+        self._segment: _Segment | None = None
+
+    def enter(self) -> None:
+        self._watch.start()
+
+    def begin(self) -> None:
+        self._segment = _Segment(self._driver, self._handle)
+        self._watch.open(self._segment)
+
+    def end(self) -> object:
+        if self._segment is not None:
+            self._watch.close(self._segment)
+            self._segment = None
+        return None
+
+    def birth(self, address: int) -> base.Birth | None:
+        return None
+
+    def leave(self, failed: bool) -> None:
+        try:
+            self.end()
+        finally:
+            self._watch.stop()
+
+
+class _Segment:
+    """One open segment, for the methods of Numba that look first."""
+
+    def __init__(self, driver: Driver, handle: int) -> None:
+        self.thread = threading.get_ident()
+        self._driver, self._handle = driver, handle
+        self._has_warned = False
+
+    def note_launch(self, stream: Any, kernel: str) -> None:
+        """A kernel is launched: warn, once a segment, if the capture will miss it."""
+        handle = as_handle(stream)
+        if self._has_warned or handle == self._handle:
+            return
+        status = capturing.status(self._driver, types.CUstream(handle))
+        if status is Status.NONE:
+            self._has_warned = True
+            text = errors.escaped_launch(f"Numba's kernel {kernel}")
+            warnings.warn(text, errors.EscapedWorkWarning, stacklevel=4)
+
+
+class _Watch:
+    """The replaced methods of one Numba: there while a block is open, gone afterwards."""
+
+    def __init__(self, cuda: Any) -> None:
+        driver = cuda.cudadrv.driver
+        self._targets: list[tuple[type, str, Callable[[Any], Any]]] = [
+            (driver.Context, "memalloc", self._refusing),
+            (driver.Context, "memallocmanaged", self._refusing),
+            (driver.Context, "memhostalloc", self._refusing),
+            (driver._PendingDeallocs, "clear", self._deferring),
+            (cuda.dispatcher._Kernel, "launch", self._noting),
+        ]
+        self._originals: list[tuple[type, str, Any]] = []
+        self._users = 0
+        self._open: dict[int, list[_Segment]] = {}  # thread -> its open segments
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for kind, name, wrap in self._targets:
+                    original = getattr(kind, name, None)
+                    if original is not None:
+                        self._originals.append((kind, name, original))
+                        setattr(kind, name, wrap(original))
+
+    def stop(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                while self._originals:
+                    kind, name, original = self._originals.pop()
+                    setattr(kind, name, original)
+
+    def open(self, segment: _Segment) -> None:
+        with self._lock:
+            self._open.setdefault(segment.thread, []).append(segment)
+
+    def close(self, segment: _Segment) -> None:
+        with self._lock:
+            left = self._open.get(segment.thread, [])
+            if segment in left:
+                left.remove(segment)
+            if not left:
+                self._open.pop(segment.thread, None)
+
+    def _here(self) -> _Segment | None:
+        segments = self._open.get(threading.get_ident())
+        return segments[-1] if segments else None
+
+    def _refusing(self, original: Any) -> Any:
+        """An allocation: refused before the driver is asked, which would end the capture."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._here() is not None:
+                raise errors.numba_allocates()
+            return original(*args, **kwargs)
+
+        return call
+
+    def _deferring(self, original: Any) -> Any:
+        """A flush of memory that was let go: later, when no segment is open in any thread."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return None if self._open else original(*args, **kwargs)
+
+        return call
+
+    def _noting(self, original: Any) -> Any:
+        """A launch: noted with its stream, then done."""
+
+        @functools.wraps(original)
+        def call(kernel: Any, args: Any, griddim: Any, blockdim: Any, stream: Any = 0,
+                 sharedmem: Any = 0) -> Any:  # fmt: skip
+            segment = self._here()
+            if segment is not None:
+                name = getattr(getattr(kernel, "py_func", None), "__name__", "of unknown name")
+                segment.note_launch(stream, name)
+            return original(kernel, args, griddim, blockdim, stream, sharedmem)
+
+        return call
+
+
+@functools.cache
+def _watch_of(cuda: Any) -> _Watch:
+    return _Watch(cuda)

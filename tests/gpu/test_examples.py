@@ -1,0 +1,28 @@
+"""Each program in examples/ runs as it stands, in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from .libraries import ROOT, run_program
+
+pytestmark = pytest.mark.gpu
+
+EXAMPLES = {
+    "with_torch.py": ("torch",),
+    "with_cupy.py": ("cupy",),
+    "with_numba.py": ("numba",),
+    "with_cuda_core.py": ("cuda.core",),
+    "with_the_driver.py": (),
+    "mixed.py": ("torch", "cupy", "triton"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_ends_well(name: str) -> None:
+    printed = run_program(ROOT / "examples" / name, *EXAMPLES[name])
+    assert printed.endswith("the same as eager\n")
+
+
+def test_every_example_is_here() -> None:
+    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted(EXAMPLES)
