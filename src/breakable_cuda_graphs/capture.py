@@ -14,6 +14,7 @@ steps that can be repeated: whoever uses the library next goes through all of th
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -580,11 +581,13 @@ class Block:
 
     def _stream_current(self) -> contextlib.AbstractContextManager[Any]:
         """The capture stream as current, whatever the body has made current before a break."""
-        stack = contextlib.ExitStack()
-        if self.framework.current_stream() != self._handle:
-            stack.enter_context(self.framework.stream_current(self._stream_object))
         follower = companions.follower(self.framework)
-        if follower is not None and not follower.stands_at(self._handle):
+        follows = follower is None or follower.stands_at(self._handle)
+        if follows and self.framework.current_stream() == self._handle:
+            return contextlib.nullcontext()
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.framework.stream_current(self._stream_object))
+        if follower is not None:
             stack.enter_context(follower.stream_current(self._handle))
         return stack
 
@@ -635,8 +638,16 @@ class Block:
             notes = errors.advice(self.mode, error)
         if notes or debugging.raised_by_a_library(error):
             notes.insert(0, errors.place(len(self._segments)))
+        if self._host_nodes == "refuse" and self._holds_host_node():
+            notes.append(str(errors.host_nodes(len(self._segments))))  # CuPy stumbles over its own
         for note in notes:
             error.add_note(note)
+
+    def _holds_host_node(self) -> bool:
+        """Whether the open segment holds a host callback."""
+        graph = self.driver.capture_info(self.stream).graph
+        nodes = [] if graph is None else self.driver.graph_nodes(graph)
+        return any(reading.node_type(self.driver, node) == reading.HOST for node in nodes)
 
     def _status(self) -> Status:
         return capturing.status(self.driver, self.stream)

@@ -194,7 +194,7 @@ class Companion(Protocol):
         """When the memory at an address was made; None if it is not this library's, or older."""
 
     def leave(self, failed: bool) -> None:
-        """Restore what `enter` changed."""
+        """Restore what `enter` changed. A second call does nothing."""
 
 
 class Follower(Protocol):

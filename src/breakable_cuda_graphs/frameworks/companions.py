@@ -7,6 +7,7 @@ One that is loaded inside a segment comes too late for it: what it has made ther
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from .. import errors
@@ -131,16 +132,10 @@ class Accompanied:
         return found, unknown
 
     def leave(self, failed: bool) -> None:
-        problems: list[BaseException] = []
-        for companion in reversed(self._companions.values()):
-            try:
-                companion.leave(failed)
-            except BaseException as problem:
-                problems.append(problem)
-        self._companions.clear()
-        self.inner.leave(failed)
-        if problems:
-            raise problems[0]
+        with contextlib.ExitStack() as stack:  # each of them leaves, whatever becomes of the others
+            stack.callback(self.inner.leave, failed)
+            for companion in self._companions.values():
+                stack.callback(companion.leave, failed)
 
 
 def _is_torchs(storage: Any) -> bool:

@@ -89,16 +89,12 @@ def interface_of(value: Any) -> dict[str, Any] | None:
 
 def home(value: Any) -> Home | None:
     """The memory that an array of CuPy, Numba or torch lies in; None if nobody here knows it."""
-    for name, module_home in (("cupy", _of_cupy), ("numba", _of_numba), ("torch", _of_torch)):
-        if name in sys.modules:
-            found = module_home(value)
-            if found is not None:
-                return found
-    return None
+    return _of_torch(value) or _of_cupy(value) or _of_numba(value)
 
 
 def _of_torch(value: Any) -> Home | None:
-    if not isinstance(value, sys.modules["torch"].Tensor):
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
         return None
     storage = value.untyped_storage()
     return Home(storage.data_ptr(), storage.nbytes(), storage, storage)

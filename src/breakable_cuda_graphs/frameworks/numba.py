@@ -107,9 +107,11 @@ class NumbaCompanion:
         self._watch = _watch_of(cuda)
         self._driver, self._handle = framework.driver, handle
         self._segment: _Segment | None = None
+        self._is_in = False
 
     def enter(self) -> None:
         self._watch.start()
+        self._is_in = True
 
     def begin(self) -> None:
         self._segment = _Segment(self._driver, self._handle)
@@ -125,9 +127,9 @@ class NumbaCompanion:
         return None
 
     def leave(self, failed: bool) -> None:
-        try:
-            self.end()
-        finally:
+        self.end()
+        if self._is_in:
+            self._is_in = False
             self._watch.stop()
 
 
