@@ -7,13 +7,12 @@ device, with "cpu" in the place of "cuda"; `pytest -m gpu` runs them as they sta
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from docs.pages import Block, blocks_of, drawn, pictures_of
 
 from breakable_cuda_graphs.simulator import simulated_device
 
@@ -25,37 +24,7 @@ GUIDES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "b
 PAGES = [README, ROOT / "DESIGN.md", *GUIDES]
 PAGES_WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 
-NEEDS_GPU = "<!-- needs a GPU -->"
-_BLOCK = re.compile(
-    r"^(?P<mark><!-- [^\n]* -->\n)?```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL
-)
 _SAID = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
-
-
-class Block(NamedTuple):
-    """One piece of Python of a page."""
-
-    page: Path
-    line: int
-    code: str
-    needs_gpu: bool
-
-    def run(self, namespace: dict[str, Any], device: str) -> list[str]:
-        """Run it; returns the lines that it printed."""
-        code = "\n" * (self.line - 1) + self.code.replace('device="cuda"', f'device="{device}"')
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            exec(compile(code, str(self.page), "exec"), namespace)
-        return said.getvalue().splitlines()
-
-
-def blocks_of(page: Path) -> list[Block]:
-    text = page.read_text()
-    found = []
-    for match in _BLOCK.finditer(text):
-        line = text[: match.start("code")].count("\n") + 1
-        found.append(Block(page, line, match["code"], (match["mark"] or "").strip() == NEEDS_GPU))
-    return found
 
 
 def page_names(pages: list[Path]) -> list[str]:
@@ -102,6 +71,25 @@ def test_a_block_that_says_something_else_would_be_seen() -> None:
     assert _SAID.findall(block.code) == ["3"]
 
 
+# ---------------------------------------------------------------- pictures
+
+PAGES_WITH_PICTURES = [page for page in GUIDES if pictures_of(page)]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PICTURES, ids=page_names(PAGES_WITH_PICTURES))
+def test_pictures_are_those_that_the_code_above_them_makes(page: Path) -> None:
+    """`python docs/pages.py` draws them again."""
+    pytest.importorskip("torch")
+    for picture, svg in drawn(page):
+        assert picture.file.read_text() == svg, f"{picture.file.name} shows something else"
+
+
+def test_every_picture_belongs_to_a_page() -> None:
+    files = {picture.file for page in PAGES_WITH_PICTURES for picture in pictures_of(page)}
+    assert files == set((ROOT / "docs" / "pictures").iterdir())
+    assert len(files) >= 5
+
+
 # ---------------------------------------------------------------- links
 
 
@@ -122,5 +110,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_reached_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
-    linked = set(re.findall(r"\]\((\w+\.md)\)", index.read_text()))
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
     assert linked >= {page.name for page in PAGES if page.parent == index.parent} - {index.name}

@@ -144,7 +144,7 @@ def inside(node: Node) -> list[tuple[str, Graph]]:
     names: tuple[str, ...] = ()
     if isinstance(node, ChildNode):
         names = ("graph",)
-    elif isinstance(node, ConditionalNode) and node.type == "if":
+    elif isinstance(node, ConditionalNode) and node.type in ("if", "while"):
         names = ("body", "orelse")
     return [
         (names[place] if place < len(names) else f"body {place}", inner)
