@@ -3,6 +3,9 @@
     from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, no_graph
 
 Importing this package touches no driver and imports no torch; the first use does.
+
+PYTEST_DONT_REWRITE: it comes with a fixture, and so pytest would else warn of it, in a process that has
+imported it before pytest began.
 """
 
 from .annotations import annotate

@@ -118,6 +118,13 @@ def no_driver(variable: str, cause: BaseException) -> CUDAError:
     return error
 
 
+def misused(sentences: Sequence[str], seed: int) -> AssertionError:
+    return AssertionError(
+        f"misuse on the simulated device (seed {seed}), which a CUDA driver may answer with a crash:"
+        + "".join(f"\n  - {sentence}" for sentence in sentences)
+    )
+
+
 def closed(what: str) -> RuntimeError:
     return RuntimeError(f"this {what} is closed")
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedDriver
@@ -281,6 +282,9 @@ READS = {
     "numpy": lambda: x.numpy(),
     "print": lambda: repr(x),
     "format": lambda: f"{x.sum()}",
+    "asarray": lambda: numpy.asarray(x),
+    "index": lambda: range(4)[x[1].long()],
+    "iterate": lambda: [float(each) for each in x],
     "nonzero": lambda: torch.nonzero(x),
     "mask": lambda: x[x > 1],
     "masked_select": lambda: torch.masked_select(x, x > 1),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ class Driver:
         self.simulated = simulated
         #: what other modules keep for as long as this driver lives, by a key of theirs
         self.cache: dict[object, Any] = {}
+        #: who owns a handle of a simulated driver, so that a leak can be told from what is in use
+        self.owners: weakref.WeakSet[Any] | None = weakref.WeakSet() if simulated else None
         self.version = int(self.cuDriverGetVersion())
         self.cuInit(0)
         self._capture_info = getattr(self, self._newest("cuStreamGetCaptureInfo", "_v3"))

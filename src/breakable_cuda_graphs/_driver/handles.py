@@ -52,6 +52,8 @@ class Owner:
         self._queued = (self._epoch, self.held)  # what the finalizer appends
         if value is not None:
             self.held.slot[0] = value
+        if driver.owners is not None:
+            driver.owners.add(self)
 
     @classmethod
     def make(

@@ -5,10 +5,9 @@ stands in at the lowest border, the module `cuda.bindings.driver`, keeps that mo
 and result codes, runs graphs in a different order each time, and writes down whatever a real driver
 would have answered with a crash.
 
-    with simulated_device() as device:
+    with simulated_device():
         ...                      # the library uses this driver now
-    assert not device.findings   # nothing was misused
-    assert not device.leaks()    # everything was given back
+                                 # at the end: an error for each misuse and each lost handle
 
     driver.py      the stand-in itself         kernels.py   kernels with Python bodies
     captures.py    the capture state machine   execs.py     executables and their random orders
@@ -20,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .. import errors
 from .._driver import bindings, release
 from .driver import SimulatedDriver
 from .kernels import SimulatedKernel, conditional_setter, current_launch, set_conditional
@@ -38,8 +38,9 @@ __all__ = [
 class SimulatedDevice:
     """What `simulated_device` yields: the driver, and what it has seen."""
 
-    def __init__(self, driver: SimulatedDriver) -> None:
-        self.driver = driver
+    def __init__(self, used: bindings.Driver) -> None:
+        self._used = used
+        self.driver: SimulatedDriver = used.module
 
     @property
     def findings(self) -> list[str]:
@@ -51,9 +52,18 @@ class SimulatedDevice:
 
         Releases that finalizers have queued are done first, if no capture is open.
         """
-        if bindings.current().module is self.driver:
-            release.drain()
+        self._drain()
         return self.driver.leaks()
+
+    def lost(self) -> list[str]:
+        """The leaks that nobody can release any more: no object of this library owns the handle."""
+        self._drain()
+        owners = list(self._used.owners or ())
+        return self.driver.leaks({int(held) for each in owners if (held := each.held.value)})
+
+    def _drain(self) -> None:
+        if bindings.current() is self._used:
+            release.drain()
 
     def open_captures(self) -> int:
         """How many captures are open now."""
@@ -64,15 +74,41 @@ class SimulatedDevice:
         """The seed of the launch orders: give it to `simulated_device` to see a failure again."""
         return self.driver.seed
 
+    def misuse(self) -> list[str]:
+        """All that is wrong at the end: findings, captures that are open, handles that are lost."""
+        count = self.open_captures()
+        still = [f"{count} captures are open at the end"] if count else []
+        return self.findings + still + self.lost()
+
 
 @contextmanager
 def simulated_device(
-    seed: int | None = None, shape: str | None = None, devices: int = 1
+    seed: int | None = None,
+    shape: str | None = None,
+    devices: int = 1,
+    *,
+    check: bool = True,
 ) -> Iterator[SimulatedDevice]:
-    """Inside, this library uses a simulated driver (for all threads); afterwards the one before."""
-    driver = SimulatedDriver(seed, shape or "13", devices)
-    previous = bindings.use(bindings.Driver(driver, simulated=True))
+    """Inside, this library uses a simulated driver (for all threads); afterwards the one before.
+
+    seed: chooses the orders in which executables run their nodes; drawn if it is not given.
+    shape: "13" or "12.9", the names and tuples of that major of cuda-bindings.
+    devices: how many devices there are.
+    check: whether misuse is an error at the end: an `AssertionError` with a sentence for each use
+        after release, second release, release in a capture, call from a forked child, open capture,
+        and handle that no object owns any more. An exception of the body goes on, with a note.
+    """
+    used = bindings.Driver(SimulatedDriver(seed, shape or "13", devices), simulated=True)
+    device = SimulatedDevice(used)
+    previous = bindings.use(used)
     try:
-        yield SimulatedDevice(driver)
+        yield device
+    except BaseException as error:
+        if check and device.findings:
+            error.add_note(str(errors.misused(device.findings, device.seed)))
+        raise
+    else:
+        if check and (sentences := device.misuse()):
+            raise errors.misused(sentences, device.seed)
     finally:
         bindings.use(previous)

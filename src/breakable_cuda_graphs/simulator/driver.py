@@ -13,6 +13,7 @@ returns), arrays and textures, modules and libraries, external semaphores.
 from __future__ import annotations
 
 import random
+from collections.abc import Container
 from typing import Any
 
 from .bindings129 import Shape129
@@ -99,9 +100,9 @@ class SimulatedDriver(
         """Every misuse seen so far, one sentence each."""
         return self.world.findings
 
-    def leaks(self) -> list[str]:
-        """What is live and should have been released."""
-        return self.world.leaks() + self.memory.leaks() + self.contexts.leaks()
+    def leaks(self, owned: Container[int] = ()) -> list[str]:
+        """What is live, should have been released, and is not among the handles in `owned`."""
+        return self.world.leaks(owned) + self.memory.leaks() + self.contexts.leaks()
 
     def open_captures(self) -> int:
         """How many captures are open."""

@@ -17,7 +17,7 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from .._driver import bindings
@@ -124,10 +124,10 @@ class World:
             return list(self._findings)
         return self._findings + self._children.received()
 
-    def leaks(self) -> list[str]:
-        """Live handles that somebody should have given back."""
+    def leaks(self, owned: Container[int] = ()) -> list[str]:
+        """Live handles that somebody should have given back, but for those that have an owner."""
         with self.lock:
-            return [line for registry in self.registries for line in registry.leaks()]
+            return [line for registry in self.registries for line in registry.leaks(owned)]
 
     # ---- calls
 
@@ -278,12 +278,12 @@ class Registry(Generic[T]):
         """How messages call an object."""
         return f"{self.kind} {address:#x}"
 
-    def leaks(self) -> list[str]:
-        """One line for each live object that has an owner outside the driver."""
+    def leaks(self, owned: Container[int] = ()) -> list[str]:
+        """One line for each live object that the caller has to give back, and does not own."""
         return [
             f"{self.name(address)} was not released"
             for address, thing in self.live.items()
-            if getattr(thing, "counts_as_leak", True)
+            if address not in owned and getattr(thing, "counts_as_leak", True)
         ]
 
     def __iter__(self) -> Iterator[T]:
