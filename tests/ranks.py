@@ -110,19 +110,12 @@ def main(
     faulthandler.dump_traceback_later(float(timeout) * 0.9, exit=True)
     import torch.distributed as dist
 
-    options: dict[str, Any] = {}
-    if "nccl" in backend:
-        import torch
-
-        torch.cuda.set_device(int(rank) % torch.cuda.device_count())
-        options["device_id"] = None
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",
         rank=int(rank),
         world_size=int(world),
         timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT),
-        **options,
     )
     spec = importlib.util.spec_from_file_location("program", HERE / program)
     assert spec is not None
