@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -52,6 +53,7 @@ class CUDAGraphSequence:
         self._ranges: tuple[str, ...] = ()
         self._captured_by: object = None  # the block that is open on this sequence
         self._has_failed = False
+        self._captured_at = 0.0  # the time of day at the end of the last capture
         self._next: _Next | None = None  # what a commit has decided and not written down yet
         self._context = 0  # the driver's context of the captures
         self._guests: list[object] = []  # what embedded sequences must keep for us
@@ -205,6 +207,17 @@ class CUDAGraphSequence:
     def __str__(self) -> str:
         """The sequence and its graphs on one page."""
         return drawing.sequence_page(self)
+
+    def explain(self) -> str:
+        """Which path replays take, on one page.
+
+        Captured or not and when; the launches and calls of a replay, and what is joined in one; the
+        memory that is owned, watched, or of unknown owner; what falls back, and why. Reads the graphs
+        once; never changes them.
+        """
+        from .explaining import paths  # it stands on this file
+
+        return paths.page(self)
 
     def to_svg(self) -> str:
         """A picture of its segments with their nodes, and of the breaks between them."""
@@ -373,6 +386,7 @@ class CUDAGraphSequence:
         self._segments, self._context = segments, context
         self._plan = self._ready(plan)
         self._captured_by, self._has_failed = None, False
+        self._captured_at = time.time()
         self._next = None
         return True
 

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, explain, no_graph
+from breakable_cuda_graphs import (
+    CUDAGraphSequence,
+    breakable_graph,
+    explain,
+    force_no_graph,
+    no_graph,
+)
 
 from .helpers import dev
 
@@ -347,6 +353,29 @@ def test_breaks_in_backward_are_captured_in_the_relaxed_mode() -> None:
     assert_found(report, "host read", clipped)
     assert [mark.function.rpartition(".")[2] for mark in report.marks] == ["clipped"]
     assert report.check, str(report)
+
+
+# ---------------------------------------------------------------- a sequence
+
+
+def test_a_sequence_says_what_torch_launches_and_what_is_joined() -> None:
+    x, seq = dev(1), CUDAGraphSequence()
+    with breakable_graph(seq):
+        x.add_(1)
+        force_no_graph()
+        x.mul_(2)
+        gate_of_break(x)
+        y = torch.rand(64, device="cuda") + x
+    seq.replay()
+    page = seq.explain()
+    assert "by torch" in page
+    assert "2 segments in one launch" in page
+    assert "segment 4 is launched by torch: it draws random numbers" in page
+    assert "inside another capture it is refused: its segments draw random numbers" in page
+    assert y.shape == (64,)
+
+
+gate_of_break = no_graph(gate)
 
 
 # ---------------------------------------------------------------- what it leaves behind
