@@ -550,6 +550,25 @@ def test_what_a_trial_finds_beyond_the_watched_run_is_told(device: Any) -> None:
     assert (finding.kind, finding.line) == ("refused", here(step))
 
 
+def test_code_without_a_file_is_the_users_too(device: Any) -> None:
+    """As of `python -c`, a prompt, or a notebook's cell."""
+    source = """
+def gate(t):
+    if t.sum().item() > 0:
+        t.mul_(2)
+def step(x):
+    y = x * 2
+    gate(y)
+    return y
+"""
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    report = explain(scope["step"], x_of(), check=True)
+    assert (only(report).file, only(report).line) == ("<string>", 3)
+    assert [mark.function for mark in report.marks] == ["gate"]
+    assert report.check, str(report)
+
+
 # ---------------------------------------------------------------- state, and what it leaves alone
 
 

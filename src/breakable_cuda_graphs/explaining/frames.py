@@ -39,6 +39,9 @@ _PYTHON = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "plats
 _FRAMEWORKS = ("torch", "triton", "cupy", "cupyx", "numba", "numba_cuda", "cuda", "numpy")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
+#: What the user typed has no file either: `python -c`, the prompt, a notebook's cell.
+_TYPED = ("<string>", "<stdin>", "<console>", "<python-input", "<ipython-input")
+
 _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 #: A function marked @no_graph runs inside this one.
@@ -56,9 +59,8 @@ def owner(file: str) -> Owner:
         if found:
             is_framework = inside.split(os.sep)[0].removesuffix(".py") in _FRAMEWORKS
             return Owner.FRAMEWORK if is_framework else Owner.LIBRARY
-    if file.startswith(_PYTHON) or (file.startswith("<") and file != "<stdin>"):
-        return Owner.USER if file.startswith("<ipython") else Owner.PYTHON
-    return Owner.USER
+    is_generated = file.startswith("<") and not file.startswith(_TYPED)
+    return Owner.PYTHON if is_generated or file.startswith(_PYTHON) else Owner.USER
 
 
 class Place(NamedTuple):
