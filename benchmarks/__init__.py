@@ -21,6 +21,7 @@ REGISTRY: dict[str, str] = {
     "memory": "memory",
     "decoder": "decoder",
     "training": "training",
+    "ranks": "ranks",
     "peers": "peers",
     "soak": "soak",
 }

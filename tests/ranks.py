@@ -68,6 +68,22 @@ def run_ranks(
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
 
 
+def torchrun(program: Path, ranks: int, *, timeout: float = 90, **environment: str) -> str:
+    """What a program prints that is started once for each rank; `ranks` 0: alone, not by torchrun."""
+    path = os.pathsep.join(part for part in sys.path if part)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [sys.executable, *(launcher if ranks else []), str(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while any(p.poll() is None for p in processes) and time.monotonic() < deadline:

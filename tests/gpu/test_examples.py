@@ -17,6 +17,9 @@ EXAMPLES = {
     "mixed.py": ("torch", "cupy", "triton"),
 }
 
+#: Started once for each rank: tests/gpu/test_tensor_parallel.py.
+LAUNCHED = ("tensor_parallel.py",)
+
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_ends_well(name: str) -> None:
@@ -25,4 +28,6 @@ def test_an_example_ends_well(name: str) -> None:
 
 
 def test_every_example_is_here() -> None:
-    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted(EXAMPLES)
+    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted(
+        (*EXAMPLES, *LAUNCHED)
+    )
