@@ -108,6 +108,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """`mkdocs build --strict`, in .ci/run, holds that what the navigation names is there."""
+    named = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert pages <= named, "add the page to `nav` in mkdocs.yml, and to docs/index.md"
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))

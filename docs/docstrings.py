@@ -1,0 +1,40 @@
+"""Docstrings for the reference: their lists of arguments as lists.
+
+The hard problem: a docstring of this package is Markdown, but for the lines "name: what it is", which
+Markdown would run into one paragraph. They are turned into list items; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+#: "name: text", or "one, two: text", at the start of a line.
+_ITEM = re.compile(r"^(`?\w+`?(?:, `?\w+`?)*): (.*)$")
+
+
+class Arguments(griffe.Extension):
+    """Rewrites the docstring of every object that is loaded."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = with_lists(obj.docstring.value)
+
+
+def with_lists(text: str) -> str:
+    """A docstring with its arguments as list items."""
+    made: list[str] = []
+    in_list = False
+    for line in text.split("\n"):
+        item = _ITEM.match(line)
+        if item is not None and (in_list or not made or not made[-1].strip()):
+            made.append(f"- **{item[1]}**: {item[2]}")
+            in_list = True
+        elif in_list and line.startswith("    "):
+            made.append(f"  {line.strip()}")
+        else:
+            in_list = in_list and not line.strip() and False
+            made.append(line)
+    return "\n".join(made)
