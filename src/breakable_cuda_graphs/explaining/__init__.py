@@ -4,6 +4,7 @@
     watching.py   what was seen so far, and on whose line
     frames.py     which frames are the user's
     calls.py      calls that are patched while a function is watched
+    libraries.py  CuPy's and Numba's entry points among them
     operators.py  torch's operators, as two modes see them (needs torch)
     streams.py    which streams the work of a capture would reach
     growing.py    memory that a call replaces, moves or keeps (needs torch)

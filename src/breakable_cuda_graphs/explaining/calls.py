@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._driver import bindings
+from . import libraries
 from .streams import Streams
 from .watching import Watch
 
@@ -58,7 +59,7 @@ class Calls:
             self._patch_driver(driver)
             self._patch_runtime()
             self._patch_torch(driver.simulated)
-            self._patch_others()
+            self._patch_libraries()
             yield
 
     # ---- what is patched
@@ -105,22 +106,10 @@ class Calls:
                 torch.cuda.CUDAGraph, name, self._note("graph", f"torch.cuda.CUDAGraph.{name}")
             )
 
-    def _patch_others(self) -> None:
-        """CuPy's and Numba's ways, where they are loaded."""
-        cupy = sys.modules.get("cupy")
-        if cupy is not None:
-            for name, kind in (
-                ("synchronize", "sync"), ("launch_host_func", "callback"), ("add_callback", "callback"),
-            ):  # fmt: skip
-                self._wrap(cupy.cuda.Stream, name, self._note(kind, f"cupy.cuda.Stream.{name}"))
-            self._wrap(
-                cupy.cuda.Event, "synchronize", self._note("sync", "cupy.cuda.Event.synchronize")
-            )
-            self._wrap(cupy.ndarray, "get", self._note("host read", "cupy.ndarray.get"))
-        numba = sys.modules.get("numba.cuda.cudadrv.driver")
-        if numba is not None:
-            for name, kind in (("synchronize", "sync"), ("add_callback", "callback")):
-                self._wrap(numba.Stream, name, self._note(kind, f"numba.cuda.stream.{name}"))
+    def _patch_libraries(self) -> None:
+        for entry in libraries.entries():
+            note = self._note(entry.kind, entry.operator)
+            self._wrap(entry.owner, entry.name, _where_on_host(note) if entry.from_host else note)
 
     # ---- how
 
@@ -175,6 +164,14 @@ class Calls:
 
     def _torch_wait(self, event: Any, stream: Any = None) -> None:
         self._streams.waited(id(event), _handle(stream))
+
+
+def _where_on_host(note: Callable[..., None]) -> Callable[..., None]:
+    def before(*args: Any, **_: Any) -> None:
+        if args and libraries.is_on_host(args[0]):
+            note()
+
+    return before
 
 
 def _handle(stream: Any) -> int:
