@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     no_graph,
     reports,
 )
+from breakable_cuda_graphs._driver import bindings, timing  # noqa: E402
 from helping import Boom, a_stream, capture, in_thread, settle, watched_driver  # noqa: E402
 
 
@@ -94,8 +96,6 @@ def test_the_units_add_up_to_the_profiled_replay(device: Any) -> None:
 
 
 def test_a_slow_break_is_the_one_that_takes_the_hosts_time(device: Any) -> None:
-    import time
-
     @no_graph
     def slow() -> None:
         time.sleep(0.003)
@@ -222,8 +222,7 @@ def test_the_timed_replays_make_the_same_launches_as_a_replay(device: Any) -> No
         driver.answer = answer
         report = seq.profile(iterations=4, warmup=0)
         driver.answer = None
-        delays = 2 + 8 + 4 * 5  # to measure one delay, and one before each unit of a gated replay
-        assert len(made) == report.replays * launches + delays
+        assert len(made) == report.replays * launches
         seq.reset()
         del seq
         settle()
@@ -395,6 +394,103 @@ def test_a_break_cannot_profile_its_sequence(device: Any) -> None:
     del again  # it holds the sequence that holds it
 
 
+# ---------------------------------------------------------------- work and waiting
+
+
+class FakeDelay:
+    """A device that is behind the host by what was launched; `wait` is what a break does to wait for it."""
+
+    def __init__(self) -> None:
+        self.launched: list[float] = []
+        self.due = 0.0
+
+    def launch(self, microseconds: float) -> None:
+        self.launched.append(microseconds)
+        self.due = time.perf_counter() + microseconds / 1e6
+
+    def wait(self) -> None:
+        time.sleep(max(0.0, self.due - time.perf_counter()))
+
+    def close(self) -> None:
+        self.launched.append(-1.0)
+
+
+@pytest.fixture
+def fake(monkeypatch: Any) -> FakeDelay:
+    made = FakeDelay()
+    monkeypatch.setattr(timing, "delay", lambda driver, stream: made)
+    return made
+
+
+def profile_as_on_a_device(seq: Any, monkeypatch: Any, **options: Any) -> reports.Report:
+    """With all the ways of timing; the simulated driver needs only the first two."""
+    monkeypatch.setattr(bindings.current(), "simulated", False)
+    try:
+        report: reports.Report = seq.profile(**options)
+    finally:
+        monkeypatch.setattr(bindings.current(), "simulated", True)
+    return report
+
+
+def test_each_unit_is_behind_a_delay_that_outlasts_the_host(
+    device: Any, fake: FakeDelay, monkeypatch: Any
+) -> None:
+    @no_graph
+    def slow() -> None:
+        time.sleep(0.004)
+
+    x = torch.ones(4)
+
+    def body() -> None:
+        x.add_(1)
+        slow()
+        x.add_(1)
+
+    seq = capture(body)[0]
+    report = profile_as_on_a_device(seq, monkeypatch, iterations=2, warmup=0)
+    assert fake.launched[-1] == -1.0  # it was given back
+    rounds = [fake.launched[at : at + 3] for at in range(0, 6, 3)]
+    assert rounds[0] == rounds[1]
+    assert rounds[0][1] > 4 * 4000
+    assert not report.rows[1].waits
+
+
+def test_a_break_that_waits_for_the_device_is_found_and_its_work_marked(
+    device: Any, fake: FakeDelay, monkeypatch: Any
+) -> None:
+    @no_graph
+    def look() -> None:
+        fake.wait()
+        time.sleep(0.001)
+
+    x = torch.ones(4)
+
+    def body() -> None:
+        x.add_(1)
+        look()
+        x.add_(1)
+
+    seq = capture(body)[0]
+    report = profile_as_on_a_device(seq, monkeypatch, iterations=3, warmup=0)
+    waiting = [each.name for each in report.rows if each.waits]
+    assert waiting == ["look"]
+    assert "look (waits)" in str(report)
+    assert threading.active_count() == 1
+
+
+def test_a_device_without_a_compiler_is_delayed_by_fills(bare_device: Any) -> None:
+    driver = bindings.current()
+    stream = driver.cuStreamCreate(1)
+    delay = timing.delay(driver, stream)  # no module can be loaded on the simulated driver
+    before = time.perf_counter()
+    delay.launch(3000)
+    driver.cuStreamSynchronize(stream)
+    assert time.perf_counter() - before > 0.001
+    delay.close()
+    driver.cuStreamDestroy(stream)
+    assert bare_device.leaks() == []
+
+
 # ---------------------------------------------------------------- the forms
 
 
@@ -425,7 +521,7 @@ def test_names_are_not_read_as_markup() -> None:
 
 def test_json_has_all_figures(device: Any, tmp_path: Path) -> None:
     seq, x = captured()
-    report = seq.profile(iterations=3, warmup=0)
+    report = seq.profile(iterations=15, warmup=0)
     path = tmp_path / "report.json"
     text = report.to_json(path)
     assert path.read_text() == text
@@ -440,7 +536,7 @@ def test_the_chrome_trace_has_a_slice_for_each_unit_on_both_tracks(
     device: Any, tmp_path: Path
 ) -> None:
     seq, x = captured()
-    report = seq.profile(iterations=3, warmup=0)
+    report = seq.profile(iterations=15, warmup=0)
     path = tmp_path / "trace.json"
     report.to_chrome_trace(path)
     events = json.loads(path.read_text())["traceEvents"]

@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         name = self.node.label if self.node is not None else "graph"
-        return f"{name}: {self.field} {_shown(self.old)} -> {_shown(self.new)}"
+        return f"{name}: {self.field} {shown(self.old)} -> {shown(self.new)}"
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[Change]:
@@ -63,7 +63,7 @@ def _node_changes(one: Node, other: Node) -> Iterator[Change]:
     if one.type_id != other.type_id:
         yield Change(one, other, "kind", one.kind, other.kind)
         return
-    old, new = dict(_fields(one)), dict(_fields(other))
+    old, new = dict(fields_of(one)), dict(fields_of(other))
     for field in dict.fromkeys([*old, *new]):
         if old.get(field) != new.get(field):
             yield Change(one, other, field, old.get(field), new.get(field))
@@ -71,7 +71,7 @@ def _node_changes(one: Node, other: Node) -> Iterator[Change]:
         yield from differences(mine._template.snapshot(), theirs._template.snapshot())
 
 
-def _fields(node: Node) -> Iterator[tuple[str, Any]]:
+def fields_of(node: Node) -> Iterator[tuple[str, Any]]:
     """The fields of a node, addresses and argument bytes included."""
     if isinstance(node, KernelNode):
         yield "fn", node.mangled_name
@@ -158,7 +158,7 @@ def _described(snapshot: Snapshot, addresses: bool) -> Iterator[Described]:
         fields: list[tuple[str, Any]] = [("kind", node.kind), ("edges", incoming.get(number, []))]
         if isinstance(node, KernelNode):
             fields.append(("args", [(arg.offset, arg.size) for arg in node.args]))
-        for name, value in _fields(node):
+        for name, value in fields_of(node):
             is_address = name in _ADDRESSES or name.startswith("args[") or name.endswith(".address")
             if addresses or not is_address:
                 fields.append((name, value))
@@ -169,7 +169,7 @@ def _described(snapshot: Snapshot, addresses: bool) -> Iterator[Described]:
             yield from _described(graph._template.snapshot(), addresses)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if isinstance(value, bytes):
         return value[:16].hex(" ") + (" ..." if len(value) > 16 else "")
     if isinstance(value, int) and not isinstance(value, bool) and value > 1 << 20:

@@ -221,11 +221,11 @@ def to_networkx(graph: Graph) -> Any:
     """A `networkx.DiGraph` over the nodes."""
     networkx = importlib.import_module("networkx")  # wanted only here
 
-    from .comparing import _fields
+    from .comparing import fields_of
 
     drawn = networkx.DiGraph()
     for node in graph.nodes:
-        fields = dict(_fields(node))
+        fields = dict(fields_of(node))
         drawn.add_node(
             node, label=node.label, kind=node.kind, scope=node.scope, enabled=node.enabled, **{
                 name: value for name, value in fields.items() if name not in ("label", "kind")

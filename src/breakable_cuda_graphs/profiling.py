@@ -46,7 +46,7 @@ _MOST_EVENTS = 8192  # alive at once
 _SHOWN = 3  # replays on the timeline
 _LONGEST_DELAY = 50_000.0  # microseconds before one unit
 _WAIT_DELAY = 2_000.0  # at least so long before a break that waits, for a thread to wake up in
-_COPIES = 4  # of each executable, to see their memory
+_MOST_COPIES = 256  # of each executable, to see their memory
 _MOST_COPIED_NODES = 20_000
 
 _Steps = list[Step]
@@ -206,9 +206,14 @@ class _Profiler:
     # ---- work and waiting
 
     def _work(self, marked: _Pass, count: int) -> tuple[list[float], list[bool]]:
-        """For each unit how long the stream works at it, and whether it waits for the device."""
+        """For each unit how long the stream works at it, and whether it waits for the device.
+
+        On the simulated driver all work is done when its call returns: nothing ever waits.
+        """
+        if self._driver.simulated:
+            return [float("inf")] * len(self._units), [False] * len(self._units)
         with self._quiet():
-            self._delay = timing.Delay(self._driver, self._stream)
+            self._delay = timing.delay(self._driver, self._stream)
             self._held.append(self._delay)
         quickest = [
             min(cpu[number + 1] - cpu[number] for cpu in marked.cpu)
@@ -219,7 +224,6 @@ class _Profiler:
         gated = self._time_gated(delays, count, ())
         waits = [
             unit.kind == BREAK
-            and not self._driver.simulated
             and statistics.median(cpu[number] for cpu in gated.cpu)
             > quickest[number] + delays[number] / 2
             for number, unit in enumerate(self._units)
@@ -356,13 +360,18 @@ class _Profiler:
         )  # fmt: skip
 
     def _timeline(self, marked: _Pass, work: Sequence[float]) -> tuple[Block, ...]:
-        """A few replays in a row, from the one whose time is in the middle."""
+        """A few replays in a row, the one whose time is in the middle among them."""
         totals = [gpu[-1] - gpu[0] for gpu in marked.gpu]
         middle = sorted(range(len(totals)), key=totals.__getitem__)[len(totals) // 2]
-        first = max(0, min(middle, len(totals) - _SHOWN))
+        in_a_row = [middle]
+        while len(in_a_row) < _SHOWN and _follows(marked, in_a_row[-1] + 1):
+            in_a_row.append(in_a_row[-1] + 1)
+        while len(in_a_row) < _SHOWN and _follows(marked, in_a_row[0]):
+            in_a_row.insert(0, in_a_row[0] - 1)
+        first = in_a_row[0]
         start = min(marked.cpu[first][0], marked.gpu[first][0])
-        blocks = []
-        for number in range(first, min(first + _SHOWN, len(totals))):
+        blocks: list[Block] = []
+        for number in in_a_row:
             gpu, cpu = marked.gpu[number], marked.cpu[number]
             for unit in range(len(self._units)):
                 busy = min(work[unit], gpu[unit + 1] - gpu[unit])
@@ -382,9 +391,10 @@ class _Profiler:
             if isinstance(part, GraphSegment) and part._kinds.isdisjoint(reading.NO_CHILDREN)
         ]
         nodes = sum(unit.nodes for unit in self._units)
-        if self._driver.simulated or not graphs or nodes * _COPIES > _MOST_COPIED_NODES:
+        copies = min(_MOST_COPIES, _MOST_COPIED_NODES // max(nodes, 1))
+        if self._driver.simulated or not graphs:
             return None
-        return timing.instantiated_bytes(self._driver, graphs, _COPIES)
+        return timing.instantiated_bytes(self._driver, graphs, copies)
 
     def _device_name(self) -> str:
         if self._driver.simulated:
@@ -405,12 +415,7 @@ class _Gate:
         delay = profiler._delay
         assert delay is not None
         self._delay = delay
-        self._times = (
-            -(-int(microseconds) // max(1, int(delay.microseconds))) if microseconds else 0
-        )
-        if profiler._driver.simulated:
-            self._times = min(self._times, 1)
-        self._seconds = microseconds / 2e6
+        self._microseconds = microseconds
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_marked = False
@@ -421,7 +426,7 @@ class _Gate:
         if self._is_probed:
             self._thread = threading.Thread(target=self._mark_work, daemon=True)
             self._thread.start()
-        self._delay.launch(self._times)
+        self._delay.launch(self._microseconds)
         self._profiler._mark(self._begin)
         self._before = time.perf_counter_ns()
 
@@ -442,7 +447,7 @@ class _Gate:
     def _mark_work(self) -> None:
         """In another thread, halfway through the delay: all is submitted, and the host waits."""
         profiler = self._profiler
-        if not self._over.wait(self._seconds):
+        if not self._over.wait(self._microseconds / 2e6):
             with contexts.made_current(profiler._driver, profiler._sequence._context):
                 profiler._mark(self._probe)
             self._is_marked = True
@@ -462,6 +467,11 @@ def _marker(record: Any, events: Iterator[Any], stream: Any, stamps: list[int]) 
         record(next(events), stream)
 
     return mark
+
+
+def _follows(marked: _Pass, number: int) -> bool:
+    """Whether a replay came right behind the one before it; between rounds others were made."""
+    return 0 < number < len(marked.cpu) and marked.cpu[number][0] == marked.cpu[number - 1][-1]
 
 
 def _shares(count: int, parts: int) -> list[int]:

@@ -18,6 +18,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from .pages import profile_page
+
 __all__ = ["Block", "Report", "Row"]
 
 _WORTH = 0.01  # of the replay; less is not worth a line
@@ -86,7 +88,7 @@ class Report:
         host; it is in each unit's gap where the host is the slower one, and taken out of `cpu_us`.
     replays: how often the sequence was replayed in all.
     pool_bytes: memory of the sequence's pool, where there is one. executable_bytes: device memory of
-        its executables, measured by making them again; None where that cannot be done.
+        its executables, measured by making them again and again; None where that does not show.
     simulated: the times are those of the simulated driver, and say nothing about a device.
     """
 
@@ -288,6 +290,10 @@ class Report:
                         }
                     )  # fmt: skip
         return events
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """One page that needs nothing else: a timeline to zoom into, and a table to sort."""
+        _write(path, profile_page(self))
 
 
 _HEADS = (

@@ -9,6 +9,7 @@ comparing plain values; only where one differs does it take the slow way.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from ._driver.ordering import CompletionMark
 from .embedding import embed
 from .frameworks.base import Framework, Pool
 from .liveness import Memory
+from .pages import sequence_page
 from .plan import Plan
 from .reports import Report
 from .segments import EagerSegment, GraphSegment
@@ -225,6 +227,16 @@ class CUDAGraphSequence:
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
+
+    def to_html(self, path: str | os.PathLike[str], other: CUDAGraphSequence | None = None) -> None:
+        """Write one page that shows the segments with their graphs drawn, and the breaks.
+
+        Nodes have their launch shapes, their arguments, and what those are the addresses of. With
+        `other`, both sequences are side by side, and what `Graph.diff` finds is marked: parts are
+        paired by their place, nodes as the driver pairs them. The page needs no network.
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(sequence_page(self, other))
 
     # ---- what it costs
 

@@ -17,7 +17,7 @@ from .segments import EagerSegment, GraphSegment
 if TYPE_CHECKING:
     from .sequence import CUDAGraphSequence
 
-__all__ = ["Unit", "units_of"]
+__all__ = ["Unit", "scope_of", "short_name", "units_of"]
 
 GRAPH, BREAK = "graph", "break"
 
@@ -53,18 +53,18 @@ def units_of(sequence: CUDAGraphSequence, plan: Plan, *, with_nodes: bool = True
         numbers = tuple(place[id(segment)] for segment in segments)
         first = segments[0]
         if isinstance(first, EagerSegment):
-            name, scope = _short_name(first.name), "/".join(first.scopes)
+            name, scope = short_name(first.name), "/".join(first.scopes)
             made.append(Unit(BREAK, name, scope, first.line, numbers, 0, step))
             continue
         graphs = [segment for segment in segments if isinstance(segment, GraphSegment)]
         nodes = sum(1 for graph in graphs for _ in graph._template.walk()) if with_nodes else 0
         made.append(
-            Unit(GRAPH, _numbers(numbers), _scope(graphs), first.line, numbers, nodes, step)
+            Unit(GRAPH, _numbers(numbers), scope_of(graphs), first.line, numbers, nodes, step)
         )
     return made
 
 
-def _short_name(name: str) -> str:
+def short_name(name: str) -> str:
     """A qualified name without the functions that it was defined in."""
     return name.rpartition("<locals>.")[2]
 
@@ -73,7 +73,7 @@ def _numbers(numbers: Sequence[int]) -> str:
     return f"segment{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _scope(segments: Sequence[GraphSegment]) -> str:
+def scope_of(segments: Sequence[GraphSegment]) -> str:
     """The scopes that all nodes of the segments share, and, where they part, from which to which."""
     paths = [scopes for segment in segments for scopes in _scopes_of(segment)]
     if not any(paths):

@@ -28,7 +28,7 @@ def test_the_torch_profiler_shows_each_segment_and_break() -> None:
     seq, _x, _out = captured()
     seq.ranges = "record_function"
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         for _ in range(3):
             seq.replay()
         sync()

@@ -2,24 +2,41 @@
 
 The hard problem: an event tells when a stream came to it, not whether the stream was working or
 waiting just before. Behind a delay that outlasts the submission of what follows, a stream never
-waits; so the delay is what tells work and waiting apart. It is a graph of small fills, because that
-needs no compiler, ends by itself whatever the host does, and is one call however long it takes.
+waits; so the delay is what tells work and waiting apart. It has to end by itself whatever the host
+does (a break may wait for the device), and to cost the host far less time than it takes. A kernel
+that looks at the clock does; where there is no compiler for it, a graph of fills, the larger the
+slower its launch is.
 
 Times between events: CUDA Driver API, cuEventElapsedTime (resolution about half a microsecond).
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from . import bindings, contexts, editing, works
+from . import bindings, contexts, editing, nvrtc, works
 from .handles import EventHandle, ExecHandle, GraphHandle, Owner
 
-_FILLS = 32  # in one delay: some fifty microseconds on an H200
-_FILL_BYTES = 256
+_SOURCE = """
+extern "C" __global__ void pass_time(unsigned long long nanoseconds) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < nanoseconds);
+}
+"""
+
+_FILLS = 32  # in one graph
+_FILL_BYTES = (1 << 10, 1 << 20, 1 << 23, 1 << 25)  # tried in turn
+_WORTH = 4  # a launch of fills has to take the device so many times what it takes the host
 _TRIES = 5
+
+_PAGE = 2 << 20  # what the driver takes memory by
+_SEEN = 4 * _PAGE  # a change that is worth dividing
 
 
 class TimedEvent(EventHandle):
@@ -58,48 +75,94 @@ class _Buffer(Owner):
     _destroy = "cuMemFree"
 
 
-class Delay:
+class Delay(Protocol):
     """Work that takes time and does nothing else."""
+
+    def launch(self, microseconds: float) -> None:
+        """Put it into the stream, for at least so long."""
+
+    def close(self) -> None:
+        """Give back what it needs; the stream must have passed it."""
+
+
+def delay(driver: bindings.Driver, stream: Any) -> Delay:
+    """The best delay that there is for a stream."""
+    try:
+        return _Spin(driver, stream)
+    except RuntimeError:  # no compiler, or none that fits the device
+        return _Fills(driver, stream)
+
+
+class _Spin:
+    """One thread of the device that looks at the clock."""
 
     def __init__(self, driver: bindings.Driver, stream: Any) -> None:
         self._driver, self._stream = driver, stream
-        self._buffer = _Buffer.make(driver, "cuMemAlloc", _FILL_BYTES)
-        self._graph = GraphHandle.create(driver)
-        fill = works.Fill(
-            int(self._buffer.value), 0, 1, _FILL_BYTES, context=contexts.current(driver)
-        )
-        # On the simulated driver work takes the host's time: one fill there.
-        nodes: list[Any] = []
-        for _ in range(1 if driver.simulated else _FILLS):
-            nodes.append(editing.add(driver, self._graph.value, nodes[-1:], fill))
-        self._exec = ExecHandle.instantiate(self._graph)
-        self.microseconds = self._measured()
+        self._kernel = nvrtc.function(driver, _SOURCE, "pass_time")
 
-    def _measured(self) -> float:
-        """How long one launch takes, as the stream sees it."""
+    def launch(self, microseconds: float) -> None:
+        if microseconds > 0:
+            arguments = (int(microseconds * 1e3),), (ctypes.c_uint64,)
+            shape = (1, 1, 1, 1, 1, 1)
+            self._driver.cuLaunchKernel(self._kernel, *shape, 0, self._stream, arguments, 0)
+
+    def close(self) -> None:
+        """The module stays, as all that are compiled at run time do."""
+
+
+class _Fills:
+    """A graph of fills of memory, launched as often as it takes."""
+
+    def __init__(self, driver: bindings.Driver, stream: Any) -> None:
+        self._driver, self._stream = driver, stream
+        self._made: list[Owner] = []
+        for size in _FILL_BYTES:
+            self._exec = self._instantiate(size)
+            self._microseconds, host = self._measured()
+            if self._microseconds > _WORTH * host:
+                break
+
+    def _instantiate(self, size: int) -> ExecHandle:
+        driver = self._driver
+        buffer = _Buffer.make(driver, "cuMemAlloc", size)
+        graph = GraphHandle.create(driver)
+        fill = works.Fill(int(buffer.value), 0, 1, size, context=contexts.current(driver))
+        nodes: list[Any] = []
+        for _ in range(_FILLS):
+            nodes.append(editing.add(driver, graph.value, nodes[-1:], fill))
+        executable = ExecHandle.instantiate(graph)
+        self._made += (executable, graph, buffer)
+        return executable
+
+    def _measured(self) -> tuple[float, float]:
+        """How long one launch takes the stream and the host, in microseconds."""
         driver, stream = self._driver, self._stream
         events = TimedEvents(driver, 2)
         try:
             before, after = events.values
-            self.launch(2)
+            self._launch_once()  # what the first launch does besides is not measured
+            driver.cuStreamSynchronize(stream)
+            self._launch_once()  # the stream is busy while the next one is submitted
             driver.cuEventRecord(before, stream)
-            self.launch(8)
+            start = time.perf_counter_ns()
+            self._launch_once()
+            host = (time.perf_counter_ns() - start) / 1e3
             driver.cuEventRecord(after, stream)
             driver.cuEventSynchronize(after)
-            return max(events.since(before, [after])[0] / 8, 1.0)
+            return max(events.since(before, [after])[0], 1.0), host
         finally:
             events.close()
 
-    def launch(self, times: int) -> None:
-        """Put the delay into the stream, that many times."""
-        for _ in range(times):
-            self._driver.cuGraphLaunch(self._exec.value, self._stream)
+    def _launch_once(self) -> None:
+        self._driver.cuGraphLaunch(self._exec.value, self._stream)
+
+    def launch(self, microseconds: float) -> None:
+        for _ in range(-(-int(microseconds) // int(self._microseconds))):
+            self._launch_once()
 
     def close(self) -> None:
-        """Give the graph and its memory back; the stream must have passed it."""
-        self._exec.close()
-        self._graph.close()
-        self._buffer.close()
+        for owner in self._made:
+            owner.close()
 
 
 class Clocks(NamedTuple):
@@ -126,19 +189,24 @@ def compare_clocks(driver: bindings.Driver, stream: Any, events: Sequence[Any]) 
     return best
 
 
-def instantiated_bytes(driver: bindings.Driver, graphs: Sequence[Any], copies: int) -> float | None:
-    """The device memory that one executable of each graph takes, in bytes; None if none can be made.
+def instantiated_bytes(
+    driver: bindings.Driver, graphs: Sequence[Any], most_copies: int
+) -> float | None:
+    """The device memory that one executable of each graph takes, in bytes; None if it does not show.
 
-    There is no getter: executables are made until the driver's free memory has changed, which it
-    does by two megabytes at a time; `copies` of each make the answer finer.
+    There is no getter, and the driver takes memory by megabytes: executables are made until its free
+    memory has changed enough to be divided by their number.
     """
     made: list[ExecHandle] = []
     try:
-        free_before = driver.cuMemGetInfo()[0]
-        for graph in graphs:
-            for _ in range(copies):
+        before = driver.cuMemGetInfo()[0]
+        for copies in range(1, most_copies + 1):
+            for graph in graphs:
                 made.append(ExecHandle.instantiate(graph))
-        return float(max(0, free_before - driver.cuMemGetInfo()[0]) / copies)
+            taken = before - driver.cuMemGetInfo()[0]
+            if taken >= _SEEN:
+                return float(taken / copies)
+        return float(taken / copies) if most_copies and taken >= _PAGE else None
     finally:
         for executable in made:
             executable.close()
