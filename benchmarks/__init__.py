@@ -13,6 +13,7 @@ from __future__ import annotations
 
 REGISTRY: dict[str, str] = {
     "replay": "replay",
+    "where": "where",
     "splits": "splits",
     "capture": "capture",
     "growth": "growth",
@@ -20,6 +21,7 @@ REGISTRY: dict[str, str] = {
     "rebind": "rebind",
     "memory": "memory",
     "decoder": "decoder",
+    "diffusion": "diffusion",
     "training": "training",
     "ranks": "ranks",
     "peers": "peers",

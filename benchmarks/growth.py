@@ -58,9 +58,10 @@ def inputs(settings: Settings, report: Report, progress: Progress) -> None:
     cases, keep = [], []
     for count in sizes:
         tensors = [torch.zeros(4, device="cuda") for _ in range(count)]
-        keep.append(tensors)
+        x = torch.zeros(32, device="cuda")
+        keep.append((tensors, x))
         for tail, api in (("", on), ("-off", off)):
-            call = break_arguments(api, tensors)
+            call = break_arguments(api, tensors, x)
             cases.append(Case(f"arguments{tail}", count, shallow(call, sync, 5)))
             call = captured_reads(api, tensors)
             cases.append(Case(f"read{tail}", count, shallow(call, sync, 5)))
@@ -92,12 +93,13 @@ def inputs(settings: Settings, report: Report, progress: Progress) -> None:
     )
 
 
-def break_arguments(api: rivals.Breakable, tensors: Sequence[torch.Tensor]) -> Call:
+def break_arguments(
+    api: rivals.Breakable, tensors: Sequence[torch.Tensor], x: torch.Tensor
+) -> Call:
     """Two one-kernel segments around a break that gets all tensors: the graphs never grow."""
     got: list[int] = []
     look = api.no_graph(lambda all_of_them: got.append(len(all_of_them)))
     idle = api.no_graph(lambda all_of_them: None)
-    x = torch.zeros(32, device="cuda")
     checked = two_segments(api, x, lambda: look(list(tensors)))
     got.clear()
     checked.replay()

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from breakable_cuda_graphs._driver import release
+
 from . import rivals
 from .harness import Spread, spread
 from .progress import Progress
@@ -151,8 +153,10 @@ def capture_broken(
 
 
 def settle() -> None:
+    """Let go of everything that nobody holds: what is dropped, our library gives back at its next use."""
     torch.cuda.synchronize()
     gc.collect()
+    release.drain()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
 
@@ -173,7 +177,7 @@ def footprint(pool: Any) -> dict[str, float]:
 def pool_bytes(pool: Any) -> int:
     if pool is None:
         return 0
-    wanted = tuple(getattr(pool, "id", pool))
+    wanted = tuple(pool)
     return sum(
         segment["total_size"]
         for segment in torch.cuda.memory_snapshot()
@@ -224,14 +228,21 @@ def life(subject: Subject, model: Model, batches: Sequence[int]) -> dict[str, di
     # outputs are let go of first: what stays is what the library keeps, not what the user does
     outputs.clear()
     del output
-    stages[STAGES[0]] = growth(before, pool)
+    name = plain(pool)  # the handle itself may keep the pool
+    stages[STAGES[0]] = growth(before, name)
     for graph in graphs:
         graph.reset()
-    stages[STAGES[1]] = growth(before, pool)
+    stages[STAGES[1]] = growth(before, name)
     graphs.clear()
-    del graph
-    stages[STAGES[2]] = growth(before, pool)
+    del graph, pool
+    stages[STAGES[2]] = growth(before, name)
     return stages
+
+
+def plain(pool: Any) -> tuple[int, int]:
+    """A pool's id as two numbers that keep nothing alive."""
+    first, second = getattr(pool, "id", pool)
+    return int(first), int(second)
 
 
 def growth(before: dict[str, float], pool: Any) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import math
 import shutil
@@ -406,6 +407,51 @@ def test_every_benchmark_can_be_run_and_says_its_question(name: str) -> None:
     module = importlib.import_module(f"benchmarks.{REGISTRY[name]}")
     assert callable(module.run)
     assert module.QUESTION.endswith((".", "?"))
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all benchmarks write down on the simulated device (see `dry_run.py`)."""
+    pytest.importorskip("torch")
+    names = [name for name in REGISTRY if name not in NEED_TRANSFORMERS or has_transformers()]
+    out = tmp_path_factory.mktemp("dry")
+    command = [sys.executable, str(ROOT / "tests" / "dry_run.py"), "--only", ",".join(names)]
+    done = subprocess.run(
+        [*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: json.loads((out / f"{name}.json").read_text()) for name in names}
+
+
+NEED_TRANSFORMERS = ("decoder", "diffusion")
+
+#: What cannot be there without a GPU or on a quick run.
+ABSENT = {"core", "cupy", "compiled"}
+
+
+def has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_benchmark_runs_and_every_rival_is_checked_and_measured(
+    dry: dict[str, Any], name: str
+) -> None:
+    if name not in dry:
+        pytest.skip("transformers is not installed")
+    document = dry[name]
+    assert document["error"] is None
+    assert set(document["absent"]) <= ABSENT
+    assert document["figures"] or document["tables"]
+    for plot in document["plots"]:
+        drawn = [series["rival"] for series in document["series"] if series["plot"] == plot]
+        assert drawn
+        assert any(rival.startswith("ours") or rival in OUR_WAYS for rival in drawn)
+        assert len(drawn) == len(set(drawn))
+
+
+#: Lines of ours that go by what they do.
+OUR_WAYS = {"arguments", "read", "one"}
 
 
 def test_the_summary_hides_neither_failures_nor_missed_aims() -> None:

@@ -389,14 +389,14 @@ class Block:
         survey = None
         if info.graph is not None:
             survey = reading.Survey(self._reader, info.graph, info.dependencies)
-        unjoined = self._unjoined(index, where, info, survey)
+        names, streams = self._dangling(info, survey)
         captured = self.session.end(survey)
         self._is_open = False
         problem = captured.problem
         if survey is not None:
             problem = problem or self._trap(index, where, survey)
         if captured.graph is None:
-            problem = self._reason(index, where, captured.code, unjoined)
+            problem = self._reason(index, where, captured.code, names, streams)
         if problem is not None:
             self._refuse(captured, problem)
         assert captured.graph is not None
@@ -417,27 +417,29 @@ class Block:
             self.driver, survey, index, where, is_last=where == _END, allows_host_nodes=allows
         )
 
-    def _reason(self, index: int, where: str, code: int, unjoined: Exception) -> Exception:
-        """What the driver's answer to the end of a capture means."""
+    def _reason(
+        self, index: int, where: str, code: int, names: list[str], streams: list[int]
+    ) -> Exception:
+        """What the driver's answer to the end of a capture means; `names` are of what dangled."""
         if code == capturing.UNJOINED:
-            return unjoined
+            return errors.unjoined(index, where, names, streams)
         cause = self.driver.error("cuStreamEndCapture", code)
         return errors.capture_lost(index, where, self.mode, cause)
 
-    def _unjoined(
-        self, index: int, where: str, info: bindings.CaptureInfo, survey: reading.Survey | None
-    ) -> Exception:
-        """The error for a side stream that was not joined, while its nodes can still be named.
+    def _dangling(
+        self, info: bindings.CaptureInfo, survey: reading.Survey | None
+    ) -> tuple[list[str], list[int]]:
+        """What dangles, and on which streams, while the graph is there to be asked.
 
-        Whether there is one, the driver says: leaves that a library has added to the graph by hand
-        (NCCL records an event so) need not be joined.
+        Whether that is an error, the driver says: leaves that a library has added to the graph by
+        hand (NCCL records an event so) need not be joined.
         """
         if survey is None or not survey.dangling:
-            return errors.unjoined(index, where, (), ())
+            return [], []
         streams = []
         if self._debug:
             streams = debugging.unjoined_streams(self.driver, info, survey.dangling)
-        return errors.unjoined(index, where, survey.names(survey.dangling), streams)
+        return survey.names(survey.dangling), streams
 
     def _refuse(self, captured: Captured, error: Exception) -> None:
         """A segment that ended cannot be used: give it back, poison the block, raise."""

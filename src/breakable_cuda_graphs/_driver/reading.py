@@ -115,7 +115,8 @@ class KernelReader:
         """Every 8-byte step of every argument, as unsigned numbers."""
         table = int(params.kernelParams or 0)
         if table:
-            return self.layout(params).words(table)
+            known = self._layouts.get(int(params.func or 0))
+            return (known or self.layout(params)).words(table)
         words: list[int] = []
         for data in self.arguments(params):
             words += memoryview(data[: len(data) & ~7]).cast("Q").tolist()
