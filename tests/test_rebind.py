@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import random
+import weakref
 from typing import Any
 
 import numpy
@@ -186,6 +188,62 @@ def test_watching_moves_to_the_new_tensors(device: Any) -> None:
     with pytest.raises(RuntimeError, match="freed"):
         rebind(scene.seq, {scene.w: full(1)})
     scene.seq.reset()
+
+
+def test_a_swap_leaves_both_watched(device: Any) -> None:
+    a, b, out, seq = full(1), full(5), full(0), CUDAGraphSequence()
+    with breakable_graph(seq):
+        torch.sub(a, b, out=out)
+    rebind(seq, {a: b, b: a})
+    assert len(seq.watched) == 3
+    del b
+    gc.collect()
+    with pytest.raises(RuntimeError, match="rebind"):
+        seq.replay()
+    seq.reset()
+
+
+def test_memory_that_was_owned_is_owned_at_its_new_place(device: Any) -> None:
+    scene = Scene(keep_inputs=True)
+    rebind(scene.seq, {scene.x: full(2)})
+    gc.collect()
+    scene.check(42)
+    scene.seq.reset()
+
+
+def test_old_memory_is_let_go_when_no_replay_reads_it(device: Any) -> None:
+    """A server that moves at each request must not keep all the requests."""
+    scene, alive = Scene(), []
+    for value in range(20):
+        new = full(value)
+        alive.append(weakref.ref(new.untyped_storage()))
+        rebind(scene.seq, {scene.x: new})
+        scene.x = new
+        scene.check((value * 2 + 10) * 3)
+    del new
+    gc.collect()
+    assert [value for value, storage in enumerate(alive) if storage() is not None] == [19]
+    scene.seq.reset()
+
+
+def test_edits_in_between_are_moved_and_kept(device: Any) -> None:
+    """What was read once for a rebind is brought up to date by every edit."""
+    seq, graph, x, y = CUDAGraphSequence(), Graph(), full(1), full(0)
+    node = scale(graph, y, x, 2.0)
+    segment = placing.append(seq, graph)
+    places = [x, full(3), full(5), full(7)]
+    for number, (old, new) in enumerate(itertools.pairwise(places)):
+        assert rebind(seq, {old: new}).words == 1
+        segment.exec.update(node, args={2: numpy.float32(number + 1)})
+        seq.replay()
+        assert y.tolist() == [new[0].item() * (number + 1)] * N
+    other = full(11)
+    segment.exec.update(node, args={1: other})
+    assert rebind(seq, {places[-1]: full(0)}).words == 0
+    assert rebind(seq, {other: x}).words == 1
+    seq.replay()
+    assert y.tolist() == [3.0] * N
+    seq.reset()
 
 
 def test_static_results_of_breaks_move(device: Any) -> None:

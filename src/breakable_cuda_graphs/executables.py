@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import edits, errors, frameworks
-from ._driver import capturing, editing, process, release, works
+from ._driver import capturing, editing, release, works
 from ._driver.bindings import Driver, types
 from ._driver.handles import ExecHandle
 from ._driver.ordering import CompletionMark
@@ -121,11 +121,18 @@ class GraphExec:
         target = self._target
         editing.set_in_exec(self._template.driver, target.executable(), target.twin(handle), work)
 
+    def _write_kernel(self, handle: Any, writer: editing.KernelWriter) -> None:
+        target = self._target
+        self._template.driver.cuGraphExecKernelNodeSetParams(
+            target.executable(), target.twin(handle), writer.params
+        )
+
     def _retire(self, things: list[object]) -> None:
         """Let go of what launches that are still running may read, when they have ended."""
         mark = self._target.mark
         if things and mark is not None:
-            release.later(process.epoch, _Retired(mark, things))
+            with release.relaxed_thread():
+                mark.hold(things)
 
     def _work(self, node: Node) -> works.Work:
         """What a node of this executable does now; refuses any other node."""
@@ -321,19 +328,6 @@ def _explaining(result: str, node: Node | None, changes: list[Any]) -> Any:
     of_kind = [c for c in of_node if c.field in _EXPLAINS.get(result, ())]
     of_kind = of_kind or [c for c in changes if c.field in _EXPLAINS.get(result, ())]
     return next(iter([*of_kind, *of_node]), None)
-
-
-class _Retired:
-    """Objects whose memory a launch may still read."""
-
-    __slots__ = ("_mark", "_things")
-
-    def __init__(self, mark: CompletionMark, things: list[object]) -> None:
-        self._mark, self._things = mark, things
-
-    def __call__(self) -> None:
-        self._mark.wait()
-        self._things = []
 
 
 def worked_out(

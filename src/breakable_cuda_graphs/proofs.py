@@ -11,25 +11,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._driver import bindings, contexts, works
+from .inventories import Hit, inventory_of
 from .moves import Move, move_of
 from .segments import GraphSegment
 
 if TYPE_CHECKING:
     from .segments import EagerSegment
-    from .templates import Template
 
 __all__ = [
-    "Hit",
     "Proof",
     "has_tensor_maps",
     "may_be_map",
     "second_capture",
     "with_work",
-    "works_of",
 ]
 
 #: What the nodes of each segment do, in the order of `Template.walk`.
@@ -41,15 +39,6 @@ _WORD = 8
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _TENSOR_MAPS_FROM = 9  # compute capability
 _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-
-
-class Hit(NamedTuple):
-    """A word of a kernel's argument that lies in a move."""
-
-    argument: int
-    offset: int
-    value: int
-    move: Move
 
 
 # ---------------------------------------------------------------- tensor maps
@@ -91,7 +80,10 @@ def second_capture(verify: Callable[..., Any], moves: list[Move]) -> Works:
     segments = getattr(other, "segments", None)
     if segments is None:
         raise errors.bad_type("what verify returns", other, "the sequence that it captured")
-    return [[work for _, work in works_of(segment._template)] for segment in with_work(segments)]
+    return [
+        [entry.work for entry in inventory_of(segment._template).entries]
+        for segment in with_work(segments)
+    ]
 
 
 def _takes_arguments(function: Callable[..., Any]) -> bool:
@@ -107,12 +99,6 @@ def _takes_arguments(function: Callable[..., Any]) -> bool:
 def with_work(segments: Iterable[GraphSegment | EagerSegment]) -> list[GraphSegment]:
     """The graph segments in which something was captured."""
     return [part for part in segments if isinstance(part, GraphSegment) and not part.is_empty]
-
-
-def works_of(template: Template) -> list[tuple[Any, works.Work]]:
-    """What every node of a segment does now, those in graphs inside it too."""
-    reader, shadow = template.reader(), template.shown
-    return [(handle, template.current(handle, reader, shadow)) for _, handle in template.walk()]
 
 
 class Proof:
@@ -172,7 +158,7 @@ class Proof:
             there = _word(other, hit.argument, hit.offset)
             if there == hit.value:
                 unmoved.append(hit)
-            elif there - (hit.value - hit.move.start) == self._bases[hit.move]:
+            elif hit.move and there - (hit.value - hit.move.start) == self._bases[hit.move]:
                 kept.append(hit)
             else:
                 raise errors.cannot_rebind(

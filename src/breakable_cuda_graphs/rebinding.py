@@ -18,22 +18,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, structures
-from ._driver import bindings, contexts, process, release, works
+from ._driver import bindings, contexts, editing, process, release, works
 from .arguments import array_memory
-from .executables import GraphExec, _Retired
+from .demangling import demangled
+from .executables import GraphExec
+from .inventories import Entry, Hit, Inventory, inventory_of
 from .liveness import describe, nbytes_of
 from .moves import Move, move_of, moves_of
 from .plan import Plan
-from .proofs import (
-    Hit,
-    Proof,
-    Works,
-    has_tensor_maps,
-    may_be_map,
-    second_capture,
-    with_work,
-    works_of,
-)
+from .proofs import Proof, Works, has_tensor_maps, may_be_map, second_capture, with_work
 from .segments import EagerSegment, GraphSegment
 
 if TYPE_CHECKING:
@@ -76,15 +69,40 @@ class Rebound:
         return "\n".join(lines)
 
 
-class _Edit(NamedTuple):
-    """One node's work before and after."""
+@dataclasses.dataclass(slots=True)
+class _Edit:
+    """One node and what it is to do; `words`: (argument, offset, place, old, new) of a kernel's."""
 
     editor: GraphExec
-    handle: Any
-    before: works.Work
+    inventory: Inventory
+    entry: Entry
     after: works.Work
-    words: int
-    label: str
+    count: int
+    words: list[tuple[int, int, int, int, int]] | None = None
+
+    def do(self) -> None:
+        """The driver's call."""
+        entry, words = self.entry, self.words
+        if words is None or not isinstance(entry.work, works.Kernel):
+            self.editor._write(entry.handle, self.after)
+            return
+        writer = entry.writer or editing.KernelWriter(entry.work)
+        entry.writer = None  # should this fail, what is written is not what the node does
+        for argument, offset, _, _, new in words:
+            writer.put(argument, offset, new)
+        self.editor._write_kernel(entry.handle, writer)
+        entry.writer = writer
+
+    def undo(self) -> None:
+        """Take it back: the node still does what its entry says."""
+        self.entry.writer = None
+        self.editor._write(self.entry.handle, self.entry.work)
+
+    def record(self) -> None:
+        """What cannot fail, when all calls have worked."""
+        self.editor._shadow.works[int(self.entry.handle)] = self.after
+        moved = [(place, new) for _, _, place, _, new in self.words or ()]
+        self.inventory.record(self.entry, self.after, moved)
 
 
 def rebind(
@@ -142,14 +160,16 @@ class _Rebinding:
     def prepare(self) -> None:
         """Find all changes; raises for what cannot be moved, and changes nothing."""
         captured = with_work(self._sequence._segments)
-        found = [works_of(segment._template) for segment in captured]
-        mine = [[work for _, work in nodes] for nodes in found]
-        proof = (
-            None if self._second is None else Proof(self._driver, self._moves, mine, self._second)
-        )
-        for segment, nodes in zip(captured, found, strict=True):
-            for handle, work in nodes:
-                self._node(segment, handle, work, proof)
+        inventories = [inventory_of(segment._template) for segment in captured]
+        proof = None
+        if self._second is not None:
+            mine = [[entry.work for entry in each.entries] for each in inventories]
+            proof = Proof(self._driver, self._moves, mine, self._second)
+        for segment, inventory in zip(captured, inventories, strict=True):
+            for entry, hits in inventory.kernels_in(self._moves):
+                self._kernel(segment, inventory, entry, hits, proof)
+            for entry in inventory.others:
+                self._other(segment, inventory, entry)
         for part in self._sequence._segments:
             if isinstance(part, EagerSegment):
                 self._break(part)
@@ -157,14 +177,15 @@ class _Rebinding:
     def _move_of(self, address: int) -> Move | None:
         return move_of(self._moves, address)
 
-    def _node(
-        self, segment: GraphSegment, handle: Any, work: works.Work, proof: Proof | None
-    ) -> None:
-        label = _label(work)
+    def _note(self, segment: GraphSegment, label: str, edit: _Edit) -> None:
+        self._edits.append(edit)
+        self._changes.append(f"segment {segment.index}: {edit.count} in {label}")
+
+    def _other(self, segment: GraphSegment, inventory: Inventory, entry: Entry) -> None:
+        """A node that is no kernel."""
+        work, label = entry.work, label_of(entry.work)
         after: works.Work
-        if isinstance(work, works.Kernel):
-            after, words = self._kernel(work, label, proof)
-        elif isinstance(work, works.Copy):
+        if isinstance(work, works.Copy):
             after, words = self._copy(work, label)
         elif isinstance(work, works.Fill):
             after, words = self._fill(work, label)
@@ -174,8 +195,7 @@ class _Rebinding:
             self._refuse_opaque(work)
             return
         if words:
-            self._edits.append(_Edit(segment.exec, handle, work, after, words, label))
-            self._changes.append(f"segment {segment.index}: {words} in {label}")
+            self._note(segment, label, _Edit(segment.exec, inventory, entry, after, words))
 
     def _refuse_opaque(self, work: works.Work) -> None:
         if isinstance(work, works.Conditional) and not work.bodies:
@@ -186,47 +206,55 @@ class _Rebinding:
     # ---- kernels
 
     def _kernel(
-        self, work: works.Kernel, label: str, proof: Proof | None
-    ) -> tuple[works.Kernel, int]:
-        hits = self._hits(work, label)
-        if not hits:
-            return work, 0
+        self, segment: GraphSegment, inventory: Inventory, entry: Entry, found: list[Hit],
+        proof: Proof | None,
+    ) -> None:  # fmt: skip
+        work = entry.work
+        assert isinstance(work, works.Kernel)
+        label = label_of(work)
+        hits = self._addresses(label, found)
         if proof is not None:
             hits, unmoved = proof.sift(work, label, hits)
             for hit in unmoved:
-                self._doubt(label, hit.argument, hit.offset, hit.value, "it did not move in verify")
-        else:
-            for hit in hits:
-                if self._has_maps and may_be_map(work, hit):
-                    raise errors.cannot_rebind(
-                        f"argument {hit.argument} of {label} may hold the address inside a tensor map, "
-                        "which is opaque: give verify=, a function that captures the same work on other "
-                        "buffers and returns that sequence"
-                    )
-        args = [bytearray(data) for data in work.args]
-        for hit in hits:
-            self._used.add(hit.move)
-            new = (hit.value + hit.move.shift).to_bytes(_WORD, "little")
-            args[hit.argument][hit.offset : hit.offset + _WORD] = new
-        return dataclasses.replace(work, args=tuple(bytes(data) for data in args)), len(hits)
+                self._doubt(label, hit, "it did not move in verify")
+        elif self._has_maps:
+            self._refuse_maps(work, label, hits)
+        if not hits:
+            return
+        args, words = list(work.args), []
+        for argument, offset, value, move, place in hits:
+            assert move is not None
+            self._used.add(move)
+            new, data = value + move.shift, args[argument]
+            args[argument] = data[:offset] + new.to_bytes(_WORD, "little") + data[offset + _WORD :]
+            words.append((argument, offset, place, value, new))
+        after = work.with_args(tuple(args))
+        edit = _Edit(segment.exec, inventory, entry, after, len(hits), words)
+        self._note(segment, label, edit)
 
-    def _hits(self, work: works.Kernel, label: str) -> list[Hit]:
-        found = []
-        for argument, offset, value in work.words():
-            move = self._move_of(value)
-            if move is None:
-                if any(value == end.end for end in self._moves):
-                    self._doubt(
-                        label, argument, offset, value, "just past the end of the old memory"
-                    )
-            elif (value - move.start) % move.old.itemsize:
-                self._doubt(label, argument, offset, value, "not aligned as the elements are")
+    def _addresses(self, label: str, found: list[Hit]) -> list[Hit]:
+        """The words that are taken for addresses; the others are doubtful, and left."""
+        hits = []
+        for hit in found:
+            if hit.move is None:
+                self._doubt(label, hit, "just past the end of the old memory")
+            elif (hit.value - hit.move.start) % hit.move.old.itemsize:
+                self._doubt(label, hit, "not aligned as the elements are")
             else:
-                found.append(Hit(argument, offset, value, move))
-        return found
+                hits.append(hit)
+        return hits
 
-    def _doubt(self, label: str, argument: int, offset: int, value: int, why: str) -> None:
-        self._doubts.append(Doubt(label, argument, offset, value, why))
+    def _refuse_maps(self, work: works.Kernel, label: str, hits: list[Hit]) -> None:
+        for hit in hits:
+            if may_be_map(work, hit):
+                raise errors.cannot_rebind(
+                    f"argument {hit.argument} of {label} may hold the address inside a tensor map, "
+                    "which is opaque: give verify=, a function that captures the same work on other "
+                    "buffers and returns that sequence"
+                )
+
+    def _doubt(self, label: str, hit: Hit, why: str) -> None:
+        self._doubts.append(Doubt(label, hit.argument, hit.offset, hit.value, why))
 
     # ---- copies and fills
 
@@ -325,17 +353,17 @@ class _Rebinding:
         done: list[_Edit] = []
         try:
             for edit in self._edits:
-                edit.editor._write(edit.handle, edit.after)
+                edit.do()
                 done.append(edit)
         except BaseException as error:
             for edit in reversed(done):
-                edit.editor._write(edit.handle, edit.before)
+                edit.undo()
             if isinstance(error, errors.CUDAError):
-                failed = self._edits[len(done)]
-                raise errors.edit_failed(failed.label, "addresses", error) from error
+                failed = label_of(self._edits[len(done)].entry.work)
+                raise errors.edit_failed(failed, "addresses", error) from error
             raise
         for edit in self._edits:
-            edit.editor._shadow.works[int(edit.handle)] = edit.after
+            edit.record()
         self._move_watching()  # first: what is watched may be an argument that is let go below
         self._change_breaks()
 
@@ -358,33 +386,34 @@ class _Rebinding:
         """Watch, or own, the new memory as the old was."""
         memory, arrays = self._sequence._memory, self._arrays()
         retired: list[Any] = []
+        owned: set[Move] = set()
         for move in self._moves:
-            owned = [a for a, s in memory._kept.items() if move.covers(a, nbytes_of(s))]
-            watched = [a for a, w in memory._watched.items() if move.covers(a, nbytes_of(w[0]()))]
-            for address in owned:
-                retired.append(memory._kept.pop(address))
-            for address in watched:
-                retired.append(memory._watched.pop(address)[0]())
-        for move in self._moves:
+            kept = [a for a, s in memory._kept.items() if _lies_in(move, a, s)]
+            watched = [a for a, w in memory._watched.items() if _lies_in(move, a, w[0]())]
+            retired += [memory._kept.pop(address) for address in kept]
+            retired += [memory._watched.pop(address)[0]() for address in watched]
+            if kept:
+                owned.add(move)
+        for move in self._moves:  # a swap moves to what another move has just let go of
             if move in self._used and move.new.owner is not None:
-                self._take_on(memory, arrays, move)
+                self._take_on(memory, arrays, move, is_owned=move in owned)
         mark = self._sequence._mark
         if retired and mark is not None:
-            release.later(process.epoch, _Retired(mark, retired))
+            mark.hold(retired)
 
-    def _take_on(self, memory: Any, arrays: Any, move: Move) -> None:
+    def _take_on(self, memory: Any, arrays: Any, move: Move, *, is_owned: bool) -> None:
         new = move.new.owner
-        if arrays is not None and arrays.owns(new):
-            address, nbytes, storage = arrays.storage(new)
-            if nbytes:
-                memory._watch(address, storage, describe(arrays, new), "bound by rebind()")
-        else:  # nobody tells when it dies, so it is kept
-            memory._kept[move.target] = new
+        if arrays is None or not arrays.owns(new) or is_owned:
+            memory._kept[move.target] = new  # of others nobody tells when it dies
+            return
+        address, nbytes, storage = arrays.storage(new)
+        if nbytes:
+            memory._watch(address, storage, describe(arrays, new), "bound by rebind()")
 
     def report(self) -> Rebound:
         return Rebound(
             len(self._edits),
-            sum(edit.words for edit in self._edits),
+            sum(edit.count for edit in self._edits),
             self._arguments,
             tuple(self._changes),
             tuple(self._doubts),
@@ -394,10 +423,9 @@ class _Rebinding:
 # ---------------------------------------------------------------- helpers
 
 
-def _label(work: works.Work) -> str:
+def label_of(work: works.Work) -> str:
+    """What a node is called in messages."""
     if isinstance(work, works.Kernel):
-        from .demangling import demangled
-
         return f"the kernel {demangled(work.name)}"
     names = {
         works.MEMCPY: "a copy",
@@ -405,6 +433,10 @@ def _label(work: works.Work) -> str:
         works.BATCH_MEM_OP: "a batch of words",
     }
     return names.get(work.kind, "a node")
+
+
+def _lies_in(move: Move, start: int, storage: Any) -> bool:
+    return move.start <= start < move.end and move.covers(start, nbytes_of(storage))
 
 
 def _moved_places(segment: EagerSegment, leaf: Callable[[Any, str], Any]) -> Any:

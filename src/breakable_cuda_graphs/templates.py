@@ -25,6 +25,7 @@ from .snapshots import Snapshot
 
 if TYPE_CHECKING:
     from .graph import Graph
+    from .inventories import Inventory
 
 
 class Notes(NamedTuple):
@@ -132,6 +133,7 @@ class Template:
             self.shown: Shadow | None = None
             self.resolver: Callable[[int], str | None] = _nothing_known
             self.lease: object = None  # what the memory of captured work is kept by
+            self.inventory: Inventory | None = None  # of a segment's graph, once it was asked for
             self.draws = False  # whether torch has to prepare each launch with random numbers
             self._is_alive = is_alive
             self._serials: dict[int, int] = {}

@@ -49,6 +49,18 @@ _PINNED, _DEVICE_LOCATION = 1, 1  # CUmemAllocationType, CUmemLocationType
 
 def kernel_struct(work: Kernel) -> tuple[Any, object]:
     """CUDA_KERNEL_NODE_PARAMS, and what has to live until the call with it returns."""
+    params = _launch_struct(work)
+    if not work.parameters:
+        # No sizes are known (or there are none): the node's own memory serves as it is.
+        setattr(params, "extra" if work.packed else "kernelParams", work.table)
+        return params, None
+    address, keep, _ = _packed(work) if work.packed else _table(work)
+    setattr(params, "extra" if work.packed else "kernelParams", address)
+    return params, keep
+
+
+def _launch_struct(work: Kernel) -> Any:
+    """The struct without the arguments."""
     params = types.CUDA_KERNEL_NODE_PARAMS()
     if work.func:
         params.func = types.CUfunction(work.func)
@@ -59,23 +71,22 @@ def kernel_struct(work: Kernel) -> tuple[Any, object]:
     params.gridDimX, params.gridDimY, params.gridDimZ = work.grid
     params.blockDimX, params.blockDimY, params.blockDimZ = work.block
     params.sharedMemBytes = work.shared_bytes
-    if not work.parameters:
-        # No sizes are known (or there are none): the node's own memory serves as it is.
-        setattr(params, "extra" if work.packed else "kernelParams", work.table)
-        return params, None
-    address, keep = _packed(work) if work.packed else _table(work)
-    setattr(params, "extra" if work.packed else "kernelParams", address)
-    return params, keep
+    return params
 
 
-def _table(work: Kernel) -> tuple[int, object]:
+#: The address for the struct, what has to live as long as that is used, and where each argument is.
+_Arguments = tuple[int, object, list[int]]
+
+
+def _table(work: Kernel) -> _Arguments:
     """The usual form: an array of addresses, one an argument."""
     blobs = [ctypes.create_string_buffer(data, len(data)) for data in work.args]
-    table = (ctypes.c_void_p * len(blobs))(*(ctypes.addressof(blob) for blob in blobs))
-    return ctypes.addressof(table), (table, blobs)
+    places = [ctypes.addressof(blob) for blob in blobs]
+    table = (ctypes.c_void_p * len(blobs))(*places)
+    return ctypes.addressof(table), (table, blobs), places
 
 
-def _packed(work: Kernel) -> tuple[int, object]:
+def _packed(work: Kernel) -> _Arguments:
     """The form of cuBLAS's Hopper kernels: one buffer, each argument at its offset."""
     end = max(offset + size for offset, size in work.parameters)
     buffer = ctypes.create_string_buffer(end)
@@ -85,7 +96,27 @@ def _packed(work: Kernel) -> tuple[int, object]:
     extra = (ctypes.c_size_t * 5)(
         _BUFFER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(length), _END
     )
-    return ctypes.addressof(extra), (buffer, length, extra)
+    start = ctypes.addressof(buffer)
+    places = [start + offset for offset, _ in work.parameters]
+    return ctypes.addressof(extra), (buffer, length, extra), places
+
+
+class KernelWriter:
+    """A kernel node's struct and the memory of its arguments, kept for changes of single words.
+
+    To make them costs several times what the driver's call does.
+    """
+
+    __slots__ = ("_keep", "_places", "params")
+
+    def __init__(self, work: Kernel) -> None:
+        self.params = _launch_struct(work)
+        address, self._keep, self._places = _packed(work) if work.packed else _table(work)
+        setattr(self.params, "extra" if work.packed else "kernelParams", address)
+
+    def put(self, argument: int, offset: int, value: int) -> None:
+        """Write one word of an argument."""
+        ctypes.c_uint64.from_address(self._places[argument] + offset).value = value
 
 
 def copy_struct(work: Copy) -> Any:

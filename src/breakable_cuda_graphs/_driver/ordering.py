@@ -7,12 +7,16 @@ replay, answers for it; a replay on another stream first waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from . import bindings
 from .handles import EventHandle
 
-_CONTEXT_IS_DESTROYED = 709
+_NOT_READY, _CONTEXT_IS_DESTROYED = 600, 709
+
+#: Things that `hold` keeps before it waits.
+_MOST_HELD = 256
 
 #: One handle for the default streams of all threads.
 _PER_THREAD = 2
@@ -23,7 +27,7 @@ _events: set[EventHandle] = set()
 class CompletionMark:
     """The end of the last piece of work in an ordered set, on whichever stream it ran."""
 
-    __slots__ = ("_event", "_lost", "_raw", "_record", "_stream", "driver")
+    __slots__ = ("_event", "_held", "_lost", "_raw", "_record", "_stream", "driver")
 
     def __init__(self, driver: bindings.Driver) -> None:
         self.driver = driver
@@ -32,6 +36,7 @@ class CompletionMark:
         self._record, self._raw = driver.module.cuEventRecord, self._event.value
         self._lost = False
         self._stream = -1  # the handle of the stream of the last recording; -1: none yet
+        self._held: list[object] = []  # see `hold`
         # The collector finalizes all of a cycle, the event too, although what is queued for release
         # still has to wait for it. Held here, it is out of any cycle's reach until `close()`. Last:
         # from here on it has to be closed.
@@ -58,6 +63,26 @@ class CompletionMark:
         if self._stream != -1 and not self._event.closed:
             self.driver.module.cuEventSynchronize(self._event.value)
 
+    def is_done(self) -> bool:
+        """Whether the marked work has ended; does not wait."""
+        if self._stream == -1 or self._event.closed:
+            return True
+        (code,) = self.driver.module.cuEventQuery(self._event.value)
+        return int(code) != _NOT_READY
+
+    def hold(self, things: Sequence[object]) -> None:
+        """Keep what the marked work may still read, until a later call, or `close()`, finds it ended.
+
+        Little is ever kept: a call that finds very much of it waits. The thread's capture mode has to
+        be relaxed.
+        """
+        if not self.is_done():
+            self._held.extend(things)
+            if len(self._held) <= _MOST_HELD:
+                return
+            self.wait()
+        self._held.clear()
+
     def is_lost(self) -> bool:
         """Whether the context that the event was made in has been destroyed, and all in it."""
         if not self._event.closed:
@@ -69,6 +94,7 @@ class CompletionMark:
         """Wait, and give the event back; who waits later has nothing to wait for any more."""
         self.wait()
         self.is_lost()
+        self._held.clear()
         _events.discard(self._event)
         self._raw = None  # which the driver refuses
         self._event.close()
