@@ -534,6 +534,36 @@ def test_what_an_executable_keeps_for_good_is_named(device: Any) -> None:
             assert caught.value.node is not None
 
 
+def test_of_several_differences_the_one_that_may_not_be_is_named(device: Any) -> None:
+    def filled(rows: int) -> Graph:
+        graph = Graph()
+        graph.memset(numpy.zeros((4, 8), "u1"), rows, (3, rows), pitch=8)
+        return graph
+
+    with filled(2).instantiate() as execution:
+        with pytest.raises(UpdateError) as caught:
+            execution.update_from(filled(3))
+        assert {change.field for change in caught.value.changes} == {"dst", "value", "nbytes"}
+        assert caught.value.field == "nbytes"
+
+
+def test_a_kernel_of_another_context_is_named(device: Any) -> None:
+    x, y = array(1), array()
+    stranger = scale_kernel(context=12345)
+    graph, other = Graph(), Graph()
+    node = scale(graph, y, x, 2.0)
+    theirs = scale(other, y, x, 2.0, kernel=stranger)
+    with graph.instantiate() as execution:
+        with pytest.raises(UpdateError, match="function") as caught:
+            execution.update_from(other)
+        assert (caught.value.node, caught.value.field) == (theirs, "fn")
+        with pytest.raises(UpdateError) as caught:
+            execution.update(node, fn=stranger, args=node.args)
+        assert (caught.value.node, caught.value.field) == (node, "fn")
+        execution.launch()
+        assert (y == 2).all()
+
+
 def test_cluster_dimensions_are_refused_before_the_driver_hears(scene: Scene) -> None:
     def clustered(size: int) -> Graph:
         graph = Graph()

@@ -872,12 +872,14 @@ _UPDATE_REASONS = {
 
 def update_refused(
     result: str, node: object, change: object, changes: Sequence[object], code: int = 910,
-    cause: BaseException | None = None,
+    cause: BaseException | None = None, about: str | None = None,
 ) -> UpdateError:  # fmt: skip
-    """`change` is the difference that explains it (see `comparing.Change`), if one was found."""
+    """`change` is the difference that explains it (see `comparing.Change`), if one was found; `about`
+    is the field otherwise.
+    """
     if node is None and change is not None:
         node = getattr(change, "node", None)
-    field = str(getattr(change, "field", "")) or None
+    field = str(getattr(change, "field", "")) or about
     why = _UPDATE_REASONS.get(result, "the driver does not say why")
     told = f" ({change})" if change is not None else ""
     where = f" at the node {_named(node)}" if node is not None else ""

@@ -106,7 +106,7 @@ class GraphExec:
         with self._target.turn():
             before = self._work(node)
             made = worked_out(self._template.driver, node, before, changes, from_node)
-            self._set(node, made, "/".join(changes) or "from_node")
+            self._set(node, made, "fn" if "fn" in changes else "/".join(changes) or "from_node")
 
     def _set(self, node: Node, made: Edited, field: str) -> None:
         """The driver call, and then, when nothing can fail any more, the record of it."""
@@ -227,7 +227,8 @@ class GraphExec:
                 node = template.node(handle)
         result = editing.UPDATE_RESULTS.get(refusal.result, f"result {refusal.result}")
         chosen = _explaining(result, node, changes)
-        return errors.update_refused(result, node, chosen, changes, refusal.code, cause)
+        about = _ABOUT.get(result)
+        return errors.update_refused(result, node, chosen, changes, refusal.code, cause, about)
 
     def _take_over(self, other: Template) -> None:
         """The record of a whole-graph update: each node does what its partner does."""
@@ -317,6 +318,18 @@ _EXPLAINS = {
     "FUNCTION_CHANGED": ("fn",),
     "UNSUPPORTED_FUNCTION_CHANGE": ("fn",),
     "ATTRIBUTES_CHANGED": ("attrs.cooperative", "attrs.priority", "attrs.cluster"),
+    # what of copies, fills, conditionals and batches stays; addresses and values may change
+    "PARAMETERS_CHANGED": (
+        "nbytes", "element_size", "pitch", "src_pitch", "dst_pitch", "src_memory", "dst_memory", "bodies",
+        "type", "count",
+    ),
+}  # fmt: skip
+
+#: What a reason is about where the two graphs show no difference: two functions of one name, say.
+_ABOUT = {
+    "FUNCTION_CHANGED": "fn",
+    "UNSUPPORTED_FUNCTION_CHANGE": "fn",
+    "ATTRIBUTES_CHANGED": "attrs",
 }
 
 
@@ -326,7 +339,8 @@ def _explaining(result: str, node: Node | None, changes: list[Any]) -> Any:
         changes if node is None else []
     )
     of_kind = [c for c in of_node if c.field in _EXPLAINS.get(result, ())]
-    of_kind = of_kind or [c for c in changes if c.field in _EXPLAINS.get(result, ())]
+    if node is None or result == "TOPOLOGY_CHANGED":  # which the driver may note at a neighbour
+        of_kind = of_kind or [c for c in changes if c.field in _EXPLAINS.get(result, ())]
     return next(iter([*of_kind, *of_node]), None)
 
 

@@ -127,6 +127,19 @@ def test_capture_if_decides_at_each_replay(mode: str) -> None:
         same(z, 36.0 if value else 66.0)
 
 
+def test_a_body_is_captured_on_a_stream_that_nobody_has_used() -> None:
+    """In the global mode no other thread may allocate, and autograd's would for a new stream."""
+    seqs = [CUDAGraphSequence() for _ in range(16)]
+    streams = [each.stream for each in seqs]  # takes all that are idle
+    x, flag, seq = dev(0), torch.ones((), device="cuda"), CUDAGraphSequence()
+    with breakable_graph(seq):
+        x.zero_()
+        capture_if(flag, lambda: add(x, 5))
+    seq.replay()
+    same(x, 5.0)
+    assert len(set(streams)) == 16
+
+
 def test_bodies_that_allocate_and_multiply() -> None:
     a = torch.randn(128, 128, device="cuda")
     x, flag, seq = torch.randn(8, 128, device="cuda"), dev(1, 1), CUDAGraphSequence()

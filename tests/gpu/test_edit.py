@@ -284,6 +284,34 @@ def test_what_an_executable_keeps_for_good_is_named(kind: str) -> None:
         sync()
 
 
+def test_a_kernel_of_another_context_is_named() -> None:
+    from cuda.bindings import driver as raw
+
+    from breakable_cuda_graphs._driver import bindings, nvrtc
+
+    from .kernels import SOURCE
+
+    driver = bindings.current()
+    before = driver.cuCtxGetCurrent()
+    code, context = raw.cuCtxCreate(None, 0, 0)
+    assert not int(code)
+    try:
+        module = driver.cuModuleLoadData(nvrtc._compile(SOURCE, nvrtc._architecture(driver)))
+        stranger = driver.cuModuleGetFunction(module, b"known_scale")
+    finally:
+        driver.cuCtxSetCurrent(before)
+    x, y, graph = dev(1), dev(0), Graph()
+    args = (y, x, f32(2), i32(N))
+    node = graph.kernel(kernel(), 1, N, args)
+    with graph.instantiate() as execution:
+        with pytest.raises(UpdateError) as caught:
+            execution.update(node, fn=stranger, args=args)
+        assert (caught.value.node, caught.value.field) == (node, "fn")
+        execution.launch()
+        same(y, 2.0)
+    driver.cuCtxDestroy(context)
+
+
 def test_disabled_nodes_stay_disabled_after_a_whole_update() -> None:
     x, y = dev(1), dev(0)
     graph, other = Graph(), Graph()

@@ -39,10 +39,12 @@ def make(device: int, stream: Any) -> None:
 
     A product of two by two runs on the stream, eagerly and for each block anew: the first product
     of a process cannot happen in a capture, and somebody may have cleared all workspaces since the
-    last block. With gradients on, autograd's thread, whose handles are its own, runs one too. What
-    they allocate on this stream goes to its workspace pool.
+    last block. With gradients on, autograd's thread, whose handles are its own, runs one too; but not
+    inside another capture, which that thread's calls might kill. What they allocate on this stream goes
+    to its workspace pool.
     """
-    handle, grad = int(stream.cuda_stream), torch.is_grad_enabled()
+    handle = int(stream.cuda_stream)
+    grad = torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()
     is_new = handle not in _pools
     pool = _pools.setdefault(handle, torch.cuda.graph_pool_handle())
     # No function mode is to see this: an outer block's would take it for work that it misses.
