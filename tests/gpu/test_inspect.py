@@ -187,6 +187,83 @@ def test_a_kernel_of_numba() -> None:
     assert node.args[-1].data == struct.pack("<f", 2.0)
 
 
+def bf16(*shape: int) -> Any:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def attending(backend: str) -> tuple[Any, tuple[Any, ...]]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    parts = tuple(bf16(1, 4, 128, 64) for _ in range(3))
+
+    def attend() -> None:
+        with sdpa_kernel([getattr(SDPBackend, backend)]):
+            torch.nn.functional.scaled_dot_product_attention(*parts)
+
+    return attend, parts
+
+
+def works() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Work of each library's, and the tensors that its kernels name."""
+    x, y, out = dev(1, 1000), dev(2, 1000), dev(0, 1000)
+    a, b = (torch.randn(256, 256, device="cuda") for _ in "ab")
+    wide, high = bf16(512, 512), bf16(512, 512)
+    product, large = torch.empty_like(a), torch.empty_like(wide)
+    return {
+        "elementwise": (lambda: torch.add(x, y, out=out), (x, y, out)),
+        "softmax": (lambda: torch.softmax(a, 1), (a,)),
+        "reduction": (lambda: a.sum(0), (a,)),
+        "cublas float32": (lambda: torch.mm(a, b, out=product), (a, b, product)),
+        "cublas bfloat16": (lambda: torch.mm(wide, high, out=large), (wide, high, large)),
+        "cutlass": attending("EFFICIENT_ATTENTION"),
+        "flash attention": attending("FLASH_ATTENTION"),
+    }
+
+
+def profiled(work: Any, stream: Any) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int]]:
+    """Name, grid, block and shared memory of each kernel that work launches, by the profiler."""
+    import json
+    import tempfile
+    from pathlib import Path
+
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        with torch.cuda.stream(stream):
+            work()
+        sync()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    launches = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"])
+    return [
+        (e["name"], tuple(e["args"]["grid"]), tuple(e["args"]["block"]), e["args"]["shared memory"])
+        for e in launches
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "elementwise", "softmax", "reduction", "cublas float32", "cublas bfloat16", "cutlass",
+        "flash attention",
+    ],
+)  # fmt: skip
+def test_names_and_shapes_are_those_that_the_profiler_sees(name: str) -> None:
+    work, tensors = works()[name]
+    with torch.no_grad():
+        seq = capture(work)
+        launches = profiled(work, seq.stream)
+    nodes = kernels(seq)
+    told = [(node.name, node.grid, node.block) for node in nodes]
+    assert told == [launch[:3] for launch in launches]
+    for node, (*_, shared) in zip(nodes, launches, strict=True):
+        assert node.shared_bytes <= shared, "the profiler adds the static part"
+    words = set().union(*(words_of(node) for node in nodes))
+    assert {tensor.data_ptr() for tensor in tensors} <= words
+
+
 def test_scopes_and_edges_of_an_mlp() -> None:
     layers = [torch.nn.Linear(64, 64, device="cuda") for _ in range(3)]
     x = torch.randn(8, 64, device="cuda")
