@@ -6,6 +6,7 @@ driver which context was current while the library worked, and afterwards.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,6 +275,36 @@ def test_a_graph_built_for_another_device_is_not_appended(devices):
     devices.use(0)
     other.replay()
     assert devices.current == 0
+
+
+def test_an_executable_is_launched_on_its_own_device_whichever_is_current(devices):
+    seq, memory = CUDAGraphSequence(), torch.zeros(4, dtype=torch.int32)
+    x, y, _ = captured(devices, seq)
+    graph = Graph()
+    graph.memset(memory, ctypes.c_uint32(7), memory.nbytes)
+    devices.use(1)
+    elsewhere = new_stream()
+    executable = graph.instantiate()
+    for launch in (executable.launch, executable.upload, seq.segments[0].exec.launch):
+        launch()
+        with pytest.raises(ReplayError, match="another device"):
+            launch(elsewhere)
+        assert devices.current == 1
+    assert memory.tolist() == [7] * 4
+    check(seq, x, y)
+    executable.close()
+    devices.driver.cuStreamDestroy(elsewhere)
+
+
+def test_a_part_of_a_graph_is_not_captured_where_another_device_is_current(devices):
+    devices.use(1)
+    stream = new_stream()
+    devices.use(0)
+    graph = Graph()
+    with pytest.raises(CaptureError, match="make that one current"), graph.capture(stream):
+        pytest.fail("the capture began")
+    assert devices.current == 0
+    devices.driver.cuStreamDestroy(stream)
 
 
 def test_a_sequence_is_dropped_and_reset_wherever_one_is(devices):

@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import edits, errors, frameworks
-from ._driver import capturing, editing, release, works
+from ._driver import capturing, contexts, editing, release, works
 from ._driver.bindings import Driver, types
 from ._driver.handles import ExecHandle
 from ._driver.ordering import CompletionMark
 from .checks import Edited, Owned
 from .nodes import Node
-from .streams import as_handle
+from .streams import DEFAULT_STREAMS, as_handle
 from .targets import OwnTarget, Target
 from .templates import Shadow, Template
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 __all__ = ["GraphExec"]
+
+_NOTHING = contextlib.nullcontext()
 
 _SWITCHABLE = (works.KERNEL, works.MEMCPY, works.MEMSET)
 
@@ -55,15 +58,17 @@ class GraphExec:
 
         Raises `CUDAError` if the driver refuses, `ReplayError` on a stream that is capturing.
         """
-        handle, stream = self._stream(stream)
-        with self._target.turn():
-            self._target.launch(handle, stream)
+        with _at_home(self._template):
+            handle, stream = self._stream(stream)
+            with self._target.turn():
+                self._target.launch(handle, stream)
 
     def upload(self, stream: Any = None) -> None:
         """Bring the graph to the device now, so that the first launch need not."""
-        _, stream = self._stream(stream)
-        with self._target.turn():
-            self._template.driver.cuGraphUpload(self._target.executable(), stream)
+        with _at_home(self._template):
+            _, stream = self._stream(stream)
+            with self._target.turn():
+                self._template.driver.cuGraphUpload(self._target.executable(), stream)
 
     def _stream(self, stream: Any) -> tuple[int, Any]:
         driver = self._template.driver
@@ -71,6 +76,13 @@ class GraphExec:
             handle = frameworks.choose(driver, None).current_stream()
         else:
             handle = as_handle(stream)
+            home = self._template.root.context
+            if (
+                home
+                and handle not in DEFAULT_STREAMS
+                and contexts.of_stream(driver, handle) != home
+            ):
+                raise errors.stream_of_other_context()
         made = types.CUstream(handle)
         if capturing.status(driver, made) is not capturing.Status.NONE:
             raise errors.launch_in_a_capture()
@@ -386,13 +398,22 @@ def _same_kind(node: Node, before: works.Work, after: works.Work) -> works.Work:
     return after
 
 
+def _at_home(template: Template) -> AbstractContextManager[None]:
+    """The device of the graph is current inside, whichever was."""
+    driver, home = template.driver, template.root.context
+    if not home or contexts.ensure(driver, home):
+        return _NOTHING
+    return contexts.made_current(driver, home)
+
+
 def instantiate(template: Template, flags: int) -> GraphExec:
     """A new executable from a template as it is."""
     handle = template.handle
     template.finish()
     value = template.value
     driver = template.driver
-    mark = CompletionMark(driver)
+    with _at_home(template):
+        mark = CompletionMark(driver)
     try:
         with release.relaxed_thread():
             made = ExecHandle.make(

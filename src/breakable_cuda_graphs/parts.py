@@ -68,7 +68,8 @@ class Recording:
         if stream is not None:
             refuse_default(stream)
         framework = frameworks.choose(driver, stream)
-        contexts.ensure(driver, framework.context)
+        if not contexts.ensure(driver, framework.context):
+            raise errors.other_context()
         if stream is not None:
             handle = bindings.types.CUstream(as_handle(stream))
             if capturing.status(driver, handle) is not capturing.Status.NONE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from breakable_cuda_graphs import (
     CaptureError,
     CUDAGraphSequence,
+    Graph,
     ReplayError,
     breakable_graph,
     no_graph,
@@ -285,6 +287,24 @@ def test_threads_capture_and_replay_on_a_device_each() -> None:
     assert not any(thread.is_alive() for thread in threads)
     if problems:
         raise problems[0]
+
+
+def test_an_executable_is_launched_on_its_own_device_whichever_is_current() -> None:
+    memory = torch.zeros(4, dtype=torch.int32, device="cuda:0")
+    graph = Graph()
+    graph.memset(memory, ctypes.c_uint32(7), memory.nbytes)
+    scene = Scene(0)
+    y = scene.capture()
+    with torch.cuda.device(1):
+        elsewhere = torch.cuda.Stream(device=1)
+        with graph.instantiate() as executable:
+            for launch in (executable.launch, executable.upload, scene.seq.segments[0].exec.launch):
+                launch()
+                with pytest.raises(ReplayError, match="another device"):
+                    launch(elsewhere)
+                assert torch.cuda.current_device() == 1
+            assert memory.tolist() == [7] * 4
+        scene.check(y)
 
 
 def test_a_sequence_is_dropped_and_reset_wherever_one_is() -> None:
