@@ -15,11 +15,17 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("torch is built without gloo", allow_module_level=True)
 
-from breakable_cuda_graphs import CUDAGraphSequence, errors  # noqa: E402
+from breakable_cuda_graphs import CUDAGraphSequence, errors, no_graph  # noqa: E402
 from breakable_cuda_graphs.distributed import capture_together, compare  # noqa: E402
+from helping import assert_nothing_open  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
 RANKS = (0, 1)
+
+
+@no_graph
+def bump(t: Any) -> None:
+    t += 1
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +180,72 @@ def test_a_difference_names_ranks_segment_node_and_field_on_all_ranks(told, name
 @program("comparisons")
 def test_a_comparison_does_not_wait_for_ever(told):
     assert "rank 1 did not come to compare within 0.3 seconds" in told[0]["one does not come"]
+
+
+# ---------------------------------------------------------------- a group of one, in this process
+
+
+@pytest.fixture
+def alone() -> Any:
+    """A process group of one rank, whose store is this."""
+    dist = torch.distributed
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield store
+    dist.destroy_process_group()
+
+
+def test_one_rank_alone_is_in_step_and_keeps_nothing(device, alone):
+    x, seq = torch.ones(2), CUDAGraphSequence()
+    for _ in range(3):
+        with capture_together(seq):
+            y = x * 2
+            bump(y)
+    seq.replay()
+    assert y.tolist() == [3, 3]
+    assert compare(seq) == compare(seq)
+    assert alone.num_keys() < 12, "the meetings of before are still in the store"
+    seq.reset()
+
+
+@pytest.mark.parametrize("where", ["segment", "break"])
+def test_the_users_own_exception_surfaces_untouched(device, alone, where):
+    mine, seq = KeyError("mine"), CUDAGraphSequence()
+
+    def fail() -> None:
+        raise mine
+
+    with pytest.raises(KeyError) as info, capture_together(seq):
+        no_graph(fail)() if where == "break" else fail()
+    assert info.value is mine
+    assert mine.__cause__ is None
+    assert_nothing_open(device)
+
+
+def test_others_that_cannot_be_told_are_mentioned_in_a_note(device, alone, monkeypatch):
+    def gone(*_: Any) -> None:
+        raise torch.distributed.DistNetworkError("connection reset")
+
+    block = capture_together(CUDAGraphSequence())
+    monkeypatch.setattr(block._meetings, "_say", gone)
+    with pytest.raises(KeyError) as info, block:
+        raise KeyError("mine")
+    assert "other ranks could not be told: DistNetworkError" in info.value.__notes__[-1]
+
+
+def test_a_new_process_group_counts_its_meetings_anew(device, alone):
+    seq = CUDAGraphSequence()
+    compare(seq)
+    torch.distributed.destroy_process_group()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    assert compare(seq, timeout=1) == compare(seq, timeout=1)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_is_a_positive_number(alone, timeout):
+    with pytest.raises(ValueError, match="timeout must be a positive number"):
+        capture_together(CUDAGraphSequence(), timeout=timeout)
 
 
 # ---------------------------------------------------------------- arguments
