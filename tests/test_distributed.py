@@ -31,7 +31,7 @@ def bump(t: Any) -> None:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("ranks")
-    return run_ranks("rank_programs.py", "all_at_once", 2, folder, timeout=90)
+    return run_ranks("rank_programs.py", "all_at_once", 2, folder, timeout=110)
 
 
 @pytest.fixture
