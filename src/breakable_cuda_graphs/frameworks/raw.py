@@ -119,6 +119,7 @@ class RawFramework:
     def _made_current(self, stream: Any) -> Iterator[None]:
         handle, before = as_handle(stream), _here.stream
         module = libraries.loaded(self.driver, "cupy")
+        thread = threading.get_ident()
         with contextlib.ExitStack() as stack:
             if module is not None:
                 stack.enter_context(cupy.stream_of(module, stream, handle))
@@ -126,7 +127,10 @@ class RawFramework:
             try:
                 yield
             finally:
-                _here.stream = before
+                if threading.get_ident() == thread:  # both are thread-local
+                    _here.stream = before
+                else:
+                    stack.pop_all()
 
     def new_pool(self, given: Any) -> RawPool:
         if not isinstance(given, RawPool):
