@@ -22,6 +22,8 @@ from ._driver import bindings, contexts, editing, process, release, works
 from .arguments import array_memory
 from .demangling import demangled
 from .executables import GraphExec
+from .frameworks import interfaces
+from .frameworks.base import Arrays
 from .inventories import Entry, Hit, Inventory, inventory_of
 from .liveness import describe, nbytes_of
 from .moves import Move, move_of, moves_of
@@ -332,19 +334,18 @@ class _Rebinding:
         if move is None:
             return leaf
         self._require_inside(move, memory.address, memory.nbytes, what)
-        arrays = self._arrays()
+        arrays = self._find(leaf)
         self._used.add(move)
-        if arrays is not None and arrays.owns(leaf) and arrays.can_alias(leaf):
-            from .frameworks.pytorch.moving import moved
-
-            return moved(leaf, move.start, move.end, move.shift)
+        if arrays is not None and arrays.can_alias(leaf):
+            return arrays.moved(leaf, move.start, move.end, move.shift)
         if memory.kind == move.new.kind and memory.address == move.start:
             return move.new.owner
         raise errors.cannot_rebind(f"{what} is a {type(leaf).__name__} that cannot be moved")
 
-    def _arrays(self) -> Any:
+    def _find(self, value: Any) -> Arrays | None:
+        """Who knows a value as a device array."""
         framework = self._sequence._framework
-        return None if framework is None else framework.arrays
+        return None if framework is None else interfaces.finder(framework)(value)
 
     # ---- doing it
 
@@ -384,7 +385,7 @@ class _Rebinding:
 
     def _move_watching(self) -> None:
         """Watch, or own, the new memory as the old was."""
-        memory, arrays = self._sequence._memory, self._arrays()
+        memory = self._sequence._memory
         retired: list[Any] = []
         owned: set[Move] = set()
         for move in self._moves:
@@ -396,18 +397,21 @@ class _Rebinding:
                 owned.add(move)
         for move in self._moves:  # a swap moves to what another move has just let go of
             if move in self._used and move.new.owner is not None:
-                self._take_on(memory, arrays, move, is_owned=move in owned)
+                self._take_on(memory, move, is_owned=move in owned)
         mark = self._sequence._mark
         if retired and mark is not None:
             mark.hold(retired)
 
-    def _take_on(self, memory: Any, arrays: Any, move: Move, *, is_owned: bool) -> None:
+    def _take_on(self, memory: Any, move: Move, *, is_owned: bool) -> None:
         new = move.new.owner
-        if arrays is None or not arrays.owns(new) or is_owned:
-            memory._kept[move.target] = new  # of others nobody tells when it dies
+        arrays = self._find(new)
+        if arrays is None:
+            memory._kept[move.target] = new  # nobody tells when it dies
             return
         address, nbytes, storage = arrays.storage(new)
-        if nbytes:
+        if is_owned or storage is None:
+            memory._kept[move.target] = arrays.keeper(new)
+        elif nbytes:
             memory._watch(address, storage, describe(arrays, new), "bound by rebind()")
 
     def report(self) -> Rebound:

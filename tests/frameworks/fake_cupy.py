@@ -205,6 +205,13 @@ class ndarray:
         self.base: Any = None
         self.device = python_types.SimpleNamespace(id=0)
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape, "strides": self.strides, "typestr": self.dtype.str,
+            "data": (self.data.ptr, False), "version": 3, "stream": 1,
+        }  # fmt: skip
+
     def __getitem__(self, part: slice) -> ndarray:
         start, stop, step = part.indices(self.shape[0])
         pointer = MemoryPointer(self.data.mem, self.data.ptr - self.data.mem.ptr + 4 * start)

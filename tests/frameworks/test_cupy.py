@@ -423,6 +423,28 @@ def test_a_window_onto_memory_of_cupys_own_is_watched_where_it_comes_from(cupy):
         seq.replay()
 
 
+def test_rebind_moves_kernels_arguments_of_breaks_and_watching(cupy):
+    x, z, out = cupy.full(N, 1), cupy.full(N, 5), cupy.full(N, 0)
+    seen: list[Any] = []
+    look = no_graph(lambda t: seen.append(values(t)))
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        out[...] = x
+        look(x)
+    report = seq.rebind([(x, z)])
+    assert (report.words, report.arguments) == (1, 1)
+    seq.replay()
+    assert values(out) == {5}
+    assert seen == [{1}, {5}]
+    del x
+    gc.collect()
+    seq.replay()
+    del z
+    gc.collect()
+    with pytest.raises(StaleInputError):
+        seq.replay()
+
+
 # ---------------------------------------------------------------- when CuPy comes
 
 

@@ -416,7 +416,7 @@ def test_a_kernel_of_cupy_is_found_edited_and_rebound(cupy: Any) -> None:
     segment.exec.update(node, args={2: f32(3)})
     seq.replay()
     expect(y, 3)
-    report = seq.rebind({x: z})
+    report = seq.rebind([(x, z)])
     assert report.words == 1
     seq.replay()
     expect(y, 15)
@@ -435,7 +435,7 @@ def test_arguments_of_breaks_are_rebound(cupy: Any) -> None:
     seq = CUDAGraphSequence()
     with breakable_graph(seq):
         look(x)
-    seq.rebind({x: z})
+    seq.rebind([(x, z)])
     seq.replay()
     assert seen == [0, 5]
 

@@ -108,6 +108,9 @@ class Arrays(Protocol):
     def alias(self, value: Any) -> Any:
         """An array over the same memory that does not keep it and has no history."""
 
+    def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
+        """An alias whose memory, as far as it lies from `start` to before `end`, is `shift` bytes on."""
+
     def detached(self, value: Any) -> Any:
         """The same memory without history; keeps it."""
 

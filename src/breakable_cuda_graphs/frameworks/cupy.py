@@ -41,7 +41,6 @@ class CupyArrays:
         return self.moved(value, 0, 0, 0)
 
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
-        """An alias whose bytes, from `start` to before `end`, have moved by `shift` bytes."""
         cuda, address = self._cupy.cuda, value.data.ptr + shift
         memory = cuda.UnownedMemory(address, value.nbytes, None, value.device.id)
         pointer = cuda.MemoryPointer(memory, 0)

@@ -155,6 +155,9 @@ class ForeignArrays:
     def alias(self, value: Any) -> Any:
         return value
 
+    def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
+        raise NotImplementedError  # never asked: `can_alias` says no
+
     def detached(self, value: Any) -> Any:
         return value
 
@@ -183,7 +186,7 @@ class ForeignArrays:
         return False
 
     def new_buffer(self, value: Any) -> Any:
-        raise NotImplementedError  # never asked: `can_alias` says no
+        raise NotImplementedError
 
     def copy(self, target: Any, source: Any) -> None:
         raise NotImplementedError

@@ -42,7 +42,6 @@ class NumbaArrays:
         return self.moved(value, 0, 0, 0)
 
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
-        """An alias whose bytes, from `start` to before `end`, have moved by `shift` bytes."""
         interface = dict(value.__cuda_array_interface__)
         address, read_only = interface["data"]
         interface.update(data=(address + shift, read_only), stream=None)

@@ -59,6 +59,11 @@ class Tensors:
                 made = torch._neg_view(made)
         return made
 
+    def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
+        from .moving import moved
+
+        return moved(value, start, end, shift)
+
     def detached(self, value: Any) -> Any:
         return value.detach()
 
