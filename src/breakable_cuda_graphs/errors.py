@@ -227,7 +227,7 @@ def escaped_work(function: str) -> str:
 def escaped_launch(what: str) -> str:
     return (
         f"{what} was launched on a stream that the capture does not include: it ran once, now, and "
-        "replays will not do it. Pass the block's stream to the launch, or do it in a break (@no_graph)."
+        "replays will not do it. Work on the block's stream, or do it in a break (@no_graph)."
     )
 
 

@@ -16,6 +16,7 @@ import helping
 from breakable_cuda_graphs import (
     CaptureError,
     CUDAGraphSequence,
+    EscapedWorkWarning,
     StaleInputError,
     breakable_graph,
     no_graph,
@@ -25,7 +26,7 @@ from breakable_cuda_graphs._driver import bindings, contexts, release
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import cupy as adapter
 from breakable_cuda_graphs.frameworks import libraries, raw
-from helping import Boom, in_thread, text_of
+from helping import Boom, capture, in_thread, text_of
 
 from . import fake_cupy
 
@@ -237,6 +238,20 @@ def test_the_capture_stream_is_cupys_current_one_without_a_stream_given(cupy, mi
     seq.replay(mine)
     seq.replay()
     assert streams[1:] == [mine.ptr, mine.ptr, 0]
+
+
+def test_work_that_the_capture_misses_is_told_once(cupy, mine):
+    x = cupy.full(N, 1)
+
+    def body() -> None:
+        x * 2
+        with mine:
+            x * 3
+            x * 4
+
+    with pytest.warns(EscapedWorkWarning, match="work of CuPy") as caught:
+        capture(body)
+    assert len(caught) == 1
 
 
 def test_a_stream_of_the_users_is_current_as_the_object_that_it_is(cupy, mine):

@@ -12,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .._driver import contexts, process, release
-from .._driver.bindings import Driver
+from .. import errors
+from .._driver import capturing, contexts, process, release
+from .._driver.bindings import Driver, types
+from .._driver.capturing import Status
 from .._driver.ordering import CompletionMark
 from . import base
 from .interfaces import home
@@ -192,7 +195,8 @@ class CupyCompanion:
         self._stream, self._handle = stream, handle
         self._undo = contextlib.ExitStack()
         self._thread = threading.get_ident()
-        self._is_open = self._has_left = False
+        self._driver = framework.driver
+        self._is_open = self._has_left = self._has_warned = False
         self._made_in_breaks: dict[int, int] = {}  # start -> end
         self._listed: list[Any] = []  # stream objects that collect host functions for us
 
@@ -206,11 +210,22 @@ class CupyCompanion:
     def malloc(self, nbytes: int) -> Any:
         """This thread's allocator: private while a segment is open, else the user's own."""
         if self._is_open:
+            self._note_stream()
             return self._memory.malloc(nbytes)
         pointer = self._users(nbytes)
         if not self._has_left:
             self._made_in_breaks[int(pointer.ptr)] = int(pointer.ptr) + int(nbytes)
         return pointer
+
+    def _note_stream(self) -> None:
+        """Work is about to run on CuPy's current stream: warn, once a block, if it is not captured."""
+        handle = int(self._cupy.cuda.get_current_stream().ptr)
+        if handle == self._handle or self._has_warned:
+            return
+        if capturing.status(self._driver, types.CUstream(handle)) is Status.NONE:
+            self._has_warned = True
+            text = errors.escaped_launch("work of CuPy")
+            warnings.warn(text, errors.EscapedWorkWarning, stacklevel=3)
 
     def begin(self) -> None:
         self._is_open = True
