@@ -18,6 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Numba warns of small grids; the tests have no others.
+_SMALL_GRIDS = ("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+
 #: Run before a program's own code; `runpy` then runs it as a script.
 _HEAD = """
 import numpy, runpy, sys
@@ -32,6 +35,7 @@ def numba_cuda() -> Any:
     """`numba.cuda`; skips where it is not installed."""
     import numpy
 
+    os.environ.setdefault(*_SMALL_GRIDS)
     if not hasattr(numpy, "row_stack"):
         numpy.row_stack = numpy.vstack  # type: ignore[attr-defined]
     return pytest.importorskip("numba.cuda")
@@ -57,7 +61,11 @@ def run_program(path: Path, *needs: str, timeout: float = 120) -> str:
     places = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", _HEAD, str(path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+        env={
+            **dict([_SMALL_GRIDS]),
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        },
         capture_output=True,
         text=True,
         timeout=timeout,

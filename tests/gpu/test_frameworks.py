@@ -27,11 +27,11 @@ from .helpers import (
     canaries,
     check_canaries,
     dev,
-    in_thread,
     kinds,
     same,
     sync,
     text_of,
+    together,
     torch,
 )
 from .kernels import cupy_scale, f32, found, i32, launch_scale, numba_scale
@@ -109,6 +109,7 @@ def test_memory_of_cupy_is_private_until_reset(cupy: Any) -> None:
     assert pool.used_bytes() == used, "the result lay in CuPy's own pool"
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # CuPy calls it experimental
 def test_the_stream_ordered_allocator_of_the_user_is_not_used_in_segments(cupy: Any) -> None:
     pool, allocator = cupy.cuda.MemoryAsyncPool(), cupy.cuda.get_allocator()
     with contextlib.ExitStack() as stack:
@@ -636,7 +637,7 @@ def test_two_threads_capture_with_cupy_at_once(cupy: Any) -> None:
         with breakable_graph(seq := CUDAGraphSequence(), capture_error_mode="thread_local"):
             return seq, x * 2 + 1
 
-    made = [in_thread(capture) for _ in range(2)]
+    made = together([capture, capture])
     x.fill(3)
     for seq, _ in made:
         seq.replay()

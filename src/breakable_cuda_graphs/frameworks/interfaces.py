@@ -20,6 +20,10 @@ from .base import Arrays, Framework
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
+#: CuPy's memory objects that stand for memory of others.
+_WINDOWS = ("UnownedMemory", "DLPackMemory")
+
+
 class Home(NamedTuple):
     """The whole piece of memory that an array lies in.
 
@@ -114,8 +118,8 @@ def _of_cupy(value: Any) -> Home | None:
         below = home(owner)
         if below is not None:
             return below
-    is_cupys = not hasattr(memory, "_owner")  # and not a window onto memory of others
-    return Home(int(memory.ptr), int(memory.size), root if is_cupys else None, root)
+    is_window = type(memory).__name__ in _WINDOWS
+    return Home(int(memory.ptr), int(memory.size), None if is_window else root, root)
 
 
 def _of_numba(value: Any) -> Home | None:
