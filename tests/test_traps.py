@@ -19,7 +19,8 @@ from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import raw
-from helping import a_stream, settle
+from breakable_cuda_graphs.simulator import tensors
+from helping import a_stream, capture, settle
 
 BYTES = 64
 
@@ -133,6 +134,19 @@ def test_a_copy_of_pinned_memory_and_one_in_a_break_work(driver, stream):
     seq.reset()
     driver.cuMemFreeHost(pinned)
     driver.cuMemFree(x)
+
+
+def test_on_the_simulated_device_tensors_on_the_cpu_are_device_memory(device):
+    torch = pytest.importorskip("torch")
+    x, y = torch.arange(16.0), torch.zeros(16)
+
+    def body() -> None:
+        stream = types.CUstream(tensors.current_stream())
+        bindings.current().cuMemcpyDtoDAsync(y.data_ptr(), x.data_ptr(), BYTES, stream)
+
+    seq, _ = capture(body)
+    seq.replay()
+    assert torch.equal(x, y)
 
 
 # ---------------------------------------------------------------- work that escapes

@@ -2,13 +2,16 @@
 
 The hard problem: a break may be called by autograd's own thread, and a thread beside a capture may
 call the same function without being part of it. So a call belongs to the block in whose capture the
-*current stream* is, and only where no stream says so, to the innermost block of its own thread.
+*current stream* is (the framework's, then CuPy's), and only where no stream says so, to the innermost
+block of its own thread.
 """
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
+
+from .frameworks import companions
 
 if TYPE_CHECKING:
     from .capture import Block
@@ -30,6 +33,10 @@ def find() -> Block | None:
     blocks = open_blocks
     for block in blocks:
         if block.holds_stream(block.framework.current_stream()):
+            return block
+    for block in blocks:
+        follower = companions.follower(block.framework)
+        if follower is not None and block.holds_stream(follower.current_stream()):
             return block
     thread = threading.get_ident()
     for block in reversed(blocks):

@@ -412,10 +412,11 @@ class Block:
 
     def _trap(self, index: int, where: str, survey: reading.Survey) -> Exception | None:
         """What the segment holds that no replay can do right."""
-        allows = self._host_nodes == "allow"
         return traps.find(
-            self.driver, survey, index, where, is_last=where == _END, allows_host_nodes=allows
-        )
+            self.driver, survey, index, where, is_last=where == _END,
+            allows_host_nodes=self._host_nodes == "allow",
+            host_is_device=self.driver.simulated and self.framework.name != "raw",
+        )  # fmt: skip
 
     def _reason(
         self, index: int, where: str, code: int, names: list[str], streams: list[int]

@@ -122,7 +122,7 @@ class Recording:
             enclosed.leave(failed)
         assert isinstance(captured.graph, GraphHandle)
         self.frontier = [int(node) for node in info.dependencies]
-        self.keep = (enclosed.pool, captured.graph, self.also_keep)
+        self.keep = (enclosed.pool, captured.graph, captured.keep, self.also_keep)
         self._template = Template(
             driver, captured.graph, context=contexts.current(driver), is_open=False
         )

@@ -15,16 +15,19 @@ from ._driver.bindings import Driver
 
 def find(
     driver: Driver, survey: reading.Survey, index: int, where: str, *, is_last: bool,
-    allows_host_nodes: bool,
+    allows_host_nodes: bool, host_is_device: bool,
 ) -> Exception | None:  # fmt: skip
-    """What is wrong with a segment, which is the last of its block or not; None if nothing is."""
+    """What is wrong with a segment, which is the last of its block or not; None if nothing is.
+
+    `host_is_device`: host memory stands for device memory (torch's CPU tensors on the simulator).
+    """
     if reading.HOST in survey.kinds and not allows_host_nodes:
         return errors.host_nodes(index)
     if survey.allocated and not is_last:
         for address, nbytes in survey.allocated.items():
             if address not in survey.freed:
                 return errors.allocation_crosses(index, where, nbytes)
-    for source, target, nbytes in survey.copies:
+    for source, target, nbytes in () if host_is_device else survey.copies:
         for address in (source, target):
             if _is_pageable(driver, survey, address):
                 return errors.pageable_copy(index, address, nbytes, address == source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from . import libraries
 from .libraries import ROOT, run_program
 
 pytestmark = pytest.mark.gpu
@@ -23,6 +24,8 @@ LAUNCHED = ("tensor_parallel.py",)
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_ends_well(name: str) -> None:
+    if "triton" in EXAMPLES[name]:
+        libraries.triton()
     printed = run_program(ROOT / "examples" / name, *EXAMPLES[name])
     assert printed.endswith("the same as eager\n")
 

@@ -203,6 +203,9 @@ class Companion(Protocol):
 class Follower(Protocol):
     """A library with a current stream of its own, which breaks need to be the framework's."""
 
+    def current_stream(self) -> int:
+        """The handle of this thread's current stream."""
+
     def stands_at(self, handle: int) -> bool:
         """Whether a stream is current in this thread; on the hot path of replay."""
 

@@ -111,6 +111,10 @@ class CupyMemory:
         chunks[start] = (start + int(memory.size), weakref.ref(memory, gone))
         return self._cupy.cuda.MemoryPointer(memory, 0)
 
+    def nbytes(self) -> int:
+        """How much memory this is."""
+        return sum(end - start for start, (end, _) in list(self._chunks.items()))
+
     def contains(self, address: int) -> bool:
         """Whether an address lies in this memory."""
         return any(start <= address < end for start, (end, _) in list(self._chunks.items()))
@@ -166,6 +170,12 @@ def _sweep() -> None:
         for remains in list(_lingering):
             if remains.is_released():
                 _lingering.remove(remains)
+
+
+def nbytes_of(pool: base.Pool) -> int | None:
+    """The private memory that goes with a pool, in bytes; None if there is none."""
+    memory = _memories.get(pool)
+    return None if memory is None else memory.nbytes()
 
 
 _memories: weakref.WeakKeyDictionary[Any, CupyMemory] = weakref.WeakKeyDictionary()
@@ -271,6 +281,10 @@ class CupyFollower:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._get_current = cupy.cuda.get_current_stream  # on the hot path of replay
+
+    def current_stream(self) -> int:
+        """The handle of this thread's current stream."""
+        return int(self._get_current().ptr)
 
     def stands_at(self, handle: int) -> bool:
         """Whether a stream is current in this thread."""

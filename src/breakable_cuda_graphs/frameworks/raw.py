@@ -62,8 +62,9 @@ class RawPool:
     def end_lease(self, lessee: object, keep: bool) -> None:
         """The stream stays with the pool."""
 
-    def nbytes(self) -> None:
-        """No allocator is known."""
+    def nbytes(self) -> int | None:
+        """CuPy's memory; no other allocator is known."""
+        return cupy.nbytes_of(self)
 
     def discard(self) -> None:
         """Queue the mark for release; the stream goes with its last reference."""
