@@ -15,7 +15,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("torch is built without gloo", allow_module_level=True)
 
-from breakable_cuda_graphs import CUDAGraphSequence, errors, no_graph  # noqa: E402
+from breakable_cuda_graphs import CUDAGraphSequence, RankError, errors, no_graph  # noqa: E402
 from breakable_cuda_graphs.distributed import capture_together, compare  # noqa: E402
 from helping import assert_nothing_open  # noqa: E402
 from ranks import run_ranks  # noqa: E402
@@ -231,6 +231,25 @@ def test_others_that_cannot_be_told_are_mentioned_in_a_note(device, alone, monke
     with pytest.raises(KeyError) as info, block:
         raise KeyError("mine")
     assert "other ranks could not be told: DistNetworkError" in info.value.__notes__[-1]
+
+
+def test_a_store_that_is_gone_is_an_error_and_not_a_hang(device, alone, monkeypatch):
+    class Gone:
+        def set(self, *_: Any) -> None:
+            """The last thing that went through."""
+
+        def check(self, *_: Any) -> bool:
+            raise torch.distributed.DistNetworkError("connection reset")
+
+    block = capture_together(CUDAGraphSequence())
+    monkeypatch.setattr(block._meetings, "_store", Gone())
+    with (
+        pytest.raises(RankError, match="store of the process group does not answer") as info,
+        block,
+    ):
+        bump(torch.ones(2))
+    assert isinstance(info.value.__cause__, torch.distributed.DistNetworkError)
+    assert_nothing_open(device)
 
 
 def test_a_new_process_group_counts_its_meetings_anew(device, alone):

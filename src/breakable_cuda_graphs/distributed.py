@@ -246,19 +246,23 @@ class _Meetings:
     def exchange(self, place: str, value: Any) -> list[Any]:
         """Tell all ranks something at a place that they all come to; returns what each says."""
         number = self._say({"at": place, "value": value})
-        said = []
-        for rank in self.ranks:
-            one = self._hear(number, rank, place)
+        try:
+            said = self._hear(number)
+        except dist.DistError as error:
+            raise errors.store_lost(place, error) from error
+        for rank, one in said.items():
             if _FAILED in one:
                 self._is_over = True
                 raise errors.rank_failed(rank, one[_FAILED], place)
-            said.append(one)
-        places = [one["at"] for one in said]
-        if len(set(places)) > 1:
+        missing = next((rank for rank in self.ranks if rank not in said), None)
+        if missing is not None:
+            raise errors.rank_missing(missing, place, self._timeout)
+        places = [(rank, str(one["at"])) for rank, one in said.items()]
+        if any(at != place for _, at in places):
             self._is_over = True
-            raise errors.ranks_apart(list(zip(self.ranks, places, strict=True)))
+            raise errors.ranks_apart(places)
         self._tidy(number)
-        return [one["value"] for one in said]
+        return [one["value"] for one in said.values()]
 
     def tell_failure(self, error: BaseException) -> None:
         """Tell the others, where they look next, that this rank will not come."""
@@ -278,19 +282,24 @@ class _Meetings:
         self._store.set(self._key(number, self._rank), zlib.compress(json.dumps(what).encode()))
         return number
 
-    def _hear(self, number: int, rank: int, place: str) -> dict[str, Any]:
-        key, pause = self._key(number, rank), 0.0005
-        deadline = time.monotonic() + self._timeout
-        try:
-            while not self._store.check([key]):
-                if time.monotonic() > deadline:
-                    raise errors.rank_missing(rank, place, self._timeout)
-                time.sleep(pause)
-                pause = min(2 * pause, 0.02)
-            found: dict[str, Any] = json.loads(zlib.decompress(self._store.get(key)))
-        except dist.DistError as error:
-            raise errors.rank_missing(rank, place, self._timeout) from error
-        return found
+    def _hear(self, number: int) -> dict[int, dict[str, Any]]:
+        """What the ranks say at a meeting; those that do not come in time are not in it."""
+        keys = {rank: self._key(number, rank) for rank in self.ranks}
+        deadline, pause = time.monotonic() + self._timeout, 0.0005
+        while not self._store.check([*keys.values()]):
+            if time.monotonic() > deadline:
+                keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        if self._store.has_extended_api():
+            values = self._store.multi_get([*keys.values()]) if keys else []
+        else:
+            values = [self._store.get(key) for key in keys.values()]
+        return {
+            rank: json.loads(zlib.decompress(bytes(value)))
+            for rank, value in zip(keys, values, strict=True)
+        }
 
     def _tidy(self, number: int) -> None:
         """Everybody is here, so everybody has read what was said at the meeting before."""

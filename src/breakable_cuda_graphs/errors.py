@@ -701,6 +701,13 @@ def rank_missing(rank: int, place: str, seconds: float) -> RankError:
     return error
 
 
+def store_lost(place: str, cause: BaseException) -> RankError:
+    return RankError(
+        f"the store of the process group does not answer at {place} ({cause}): the process that holds "
+        "it, rank 0 or the launcher, has likely ended. Nothing of the block is kept here."
+    )
+
+
 def ranks_apart(places: Sequence[tuple[int, str]]) -> RankError:
     shown = "; ".join(f"rank {rank} is at {place}" for rank, place in places[:8])
     error = RankError(
