@@ -519,6 +519,7 @@ def test_a_number_that_the_capture_freezes_is_seen_by_the_check(device: Any) -> 
     assert not report.check.equal
     assert not report.check
     assert "differ" in report.check.text
+    assert not report
 
 
 def test_a_function_that_changes_python_state_is_not_compared(device: Any) -> None:
@@ -682,3 +683,57 @@ def test_without_torch_the_driver_and_trial_captures_tell(
     assert report.check.captured
     assert report.check.equal is None
     assert any("without torch" in note for note in report.notes)
+
+
+# ---------------------------------------------------------------- libraries
+
+
+LIBRARY = """
+def clip(t):
+    if t.max().item() > 5:
+        t.clamp_(max=5)
+
+
+def forward(t):
+    y = t * 2
+    clip(y)
+    return y + 1
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A library that is installed, by its place."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "a_library_of_nobody.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(folder))
+    yield __import__("a_library_of_nobody")
+    sys.modules.pop("a_library_of_nobody", None)
+
+
+def test_what_a_library_does_is_told_at_the_users_line_and_at_its_own(
+    device: Any, library: Any
+) -> None:
+    def step(x: Any) -> Any:
+        return library.forward(x) * 3  # here
+
+    report = explain(step, x_of(), check=True)
+    finding = assert_found(report, "host read", step)
+    assert finding.inside.endswith("a_library_of_nobody.py:3 (clip)")
+    assert [mark.function for mark in report.marks] == ["clip"]
+    assert report.check, str(report)
+
+
+def test_a_library_alone_is_told_at_its_own_line(device: Any, library: Any) -> None:
+    finding = only(explain(library.forward, x_of()))
+    assert (finding.function, finding.line, finding.inside) == ("clip", 3, "")
+
+
+def test_a_function_of_the_users_between_is_marked_first(device: Any, library: Any) -> None:
+    def prepare(t: Any) -> None:
+        library.clip(t)
+
+    report = explain(inside(prepare), x_of(), check=True)
+    assert [mark.function.rpartition(".")[2] for mark in report.marks] == ["prepare"]
+    assert report.check, str(report)

@@ -36,7 +36,18 @@ class Owner(Enum):
 _TOOL = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OURS = os.path.dirname(_TOOL.rstrip(os.sep)) + os.sep
 _PYTHON = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_FRAMEWORKS = ("torch", "triton", "cupy", "cupyx", "numba", "numba_cuda", "cuda", "numpy")
+_FRAMEWORKS = (
+    "torch",
+    "triton",
+    "cupy",
+    "cupyx",
+    "numba",
+    "numba_cuda",
+    "cuda.bindings",
+    "cuda.core",
+    "numpy",
+    "functorch",
+)
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 #: What the user typed has no file either: `python -c`, the prompt, a notebook's cell.
@@ -54,13 +65,21 @@ def owner(file: str) -> Owner:
     for prefix, whose in ((_TOOL, Owner.TOOL), (_OURS, Owner.OURS)):
         if file.startswith(prefix):
             return whose
-    for folder in _PACKAGES:
-        _, found, inside = file.rpartition(folder)
-        if found:
-            is_framework = inside.split(os.sep)[0].removesuffix(".py") in _FRAMEWORKS
-            return Owner.FRAMEWORK if is_framework else Owner.LIBRARY
+    if _is_framework(file):
+        return Owner.FRAMEWORK
+    if any(folder in file for folder in _PACKAGES):
+        return Owner.LIBRARY
     is_generated = file.startswith("<") and not file.startswith(_TYPED)
     return Owner.PYTHON if is_generated or file.startswith(_PYTHON) else Owner.USER
+
+
+def _is_framework(file: str) -> bool:
+    """Whether a file is one of a framework's, wherever that is installed."""
+    for name in _FRAMEWORKS:
+        home = getattr(sys.modules.get(name), "__file__", None)
+        if home is not None and file.startswith(os.path.dirname(home) + os.sep):
+            return True
+    return False
 
 
 class Place(NamedTuple):

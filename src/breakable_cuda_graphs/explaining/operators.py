@@ -63,36 +63,48 @@ class Operators:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, operators are seen."""
-        self.on()
         try:
+            self.on()
             with self._sync_warnings():
                 yield
         finally:
-            self.off()
+            self._leave()
 
     def on(self) -> None:
         """Put the modes on torch's stacks."""
         if self._modes is None:
             self._modes = (_Dispatch(self), _Functions(self))
-            for mode in self._modes:
-                mode.__enter__()
+            self._modes[0].__enter__()
+            self._modes[1].__enter__()
 
     def off(self) -> bool:
         """Take them off, from under modes that were entered since; whether they were on.
 
         A mode that handles a call at this moment is off its stack already, and torch puts it back.
         """
-        modes = self._modes
-        if (
-            modes is None
-            or modes[0] not in _get_current_dispatch_mode_stack()
-            or modes[1] not in _get_current_function_mode_stack()
-        ):
-            return False
-        self._modes = None
-        simulated.leave_dispatch_mode(modes[0])
-        simulated.leave_function_mode(modes[1])
-        return True
+        are_on = self._modes is not None and all(self._listed())
+        if are_on:
+            self._leave()
+        return are_on
+
+    def _listed(self) -> tuple[bool, bool]:
+        """Which of the two is on its stack."""
+        if self._modes is None:
+            return False, False
+        dispatch, functions = self._modes
+        return (
+            dispatch in _get_current_dispatch_mode_stack(),
+            functions in _get_current_function_mode_stack(),
+        )
+
+    def _leave(self) -> None:
+        """Both leave their stacks, if they are on them."""
+        is_dispatch_on, is_function_on = self._listed()
+        modes, self._modes = self._modes, None
+        if modes is not None and is_dispatch_on:
+            simulated.leave_dispatch_mode(modes[0])
+        if modes is not None and is_function_on:
+            simulated.leave_function_mode(modes[1])
 
     @contextlib.contextmanager
     def _sync_warnings(self) -> Iterator[None]:
@@ -116,8 +128,8 @@ class Operators:
 
             warnings.showwarning = show
             before = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("warn")
             try:
+                torch.cuda.set_sync_debug_mode("warn")
                 yield
             finally:
                 torch.cuda.set_sync_debug_mode(before)

@@ -170,7 +170,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found out. It is true where nothing was found.
+    """What `explain` found out. It is true where nothing was found, and no check failed.
 
     findings: what would break a capture.
     marks: the smallest set of functions whose marking cures what marking can cure.
@@ -188,7 +188,7 @@ class Report:
     notes: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        return not self.findings
+        return not self.findings and (self.check is None or bool(self.check))
 
     def __str__(self) -> str:
         many = f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"

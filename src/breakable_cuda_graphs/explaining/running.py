@@ -67,7 +67,7 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
         that it was seen to write, are put back before each run; state of Python's is not.
 
     Returns a `Report`: `.findings`, `.marks`, `.check`, and a page of text with `print`. It is true
-    where nothing was found. Raises what `fn` raises; `TypeError` if that is not callable;
+    where nothing was found and no check failed. Raises what `fn` raises; `TypeError` if that is not callable;
     `RuntimeError` inside a capture, under a profiler, or while another thread explains. Without torch
     it knows what the driver's, CuPy's and Numba's calls and trial captures show, and compares nothing.
     """

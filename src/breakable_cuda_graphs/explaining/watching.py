@@ -106,9 +106,9 @@ class Watch:
                 if whose in (frames.Owner.USER, frames.Owner.LIBRARY):
                     self._note_return(frame.f_code, value)
 
-        self._profile = profile
-        sys.setprofile(profile)
         try:
+            self._profile = profile
+            sys.setprofile(profile)
             yield
         finally:
             sys.setprofile(None)
