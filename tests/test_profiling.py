@@ -532,6 +532,20 @@ def test_json_has_all_figures(device: Any, tmp_path: Path) -> None:
     assert len(values["timeline"]) == 3 * 5
 
 
+def test_a_report_can_be_read_again(device: Any) -> None:
+    seq, _x = captured()
+    report = seq.profile(iterations=5, warmup=0)
+    again = reports.Report.from_json(report.to_json())
+    assert again == report
+    assert str(again) == str(report)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": []}', '{"rows": [{"kind": 1}]}'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no report of a profile"):
+        reports.Report.from_json(text)
+
+
 def test_the_chrome_trace_has_a_slice_for_each_unit_on_both_tracks(
     device: Any, tmp_path: Path
 ) -> None:

@@ -387,6 +387,13 @@ def changed_while_profiled() -> ReplayError:
     )
 
 
+def not_a_report(cause: BaseException) -> ValueError:
+    return ValueError(
+        f"this is no report of a profile ({type(cause).__name__}: {cause}): give what "
+        "report.to_json() returned, of the same version of this library"
+    )
+
+
 def no_ranges(what: str, tried: Sequence[str]) -> RuntimeError:
     return RuntimeError(
         f"{what} ranges need one of {', '.join(tried)}, and none of them works here. "

@@ -18,7 +18,7 @@ from .liveness import nbytes_of
 if TYPE_CHECKING:
     from .sequence import CUDAGraphSequence
 
-__all__ = ["Places"]
+__all__ = ["Places", "Ranges"]
 
 _LOWEST, _HIGHEST = 1 << 12, 1 << 57
 
@@ -33,49 +33,59 @@ class Places:
         """What an address points into; None if it is none that anybody knows."""
         if not _LOWEST <= address < _HIGHEST:
             return None
-        sequence = self._sequence()
-        if sequence is not None:
-            named = self._break_argument(sequence, address) or self._input(sequence, address)
-            if named is not None:
-                return named
-            if _in_pool(sequence, address):
-                return "pool block"
-        return None if bindings.current().allocation(address) is None else "other"
+        return Ranges(self._sequence()).name(address)
 
-    def _break_argument(self, sequence: CUDAGraphSequence, address: int) -> str | None:
+
+class Ranges:
+    """What a sequence knows of memory at one moment, for as many addresses as one likes."""
+
+    def __init__(self, sequence: CUDAGraphSequence | None) -> None:
+        self._pool: Any = None if sequence is None else sequence._pool
+        self._has_looked = False
+        self._named: dict[tuple[int, int], str] = {}  # first address and bytes -> the first name
+        if sequence is None:
+            return
         for segment in sequence.segments:
             for path, value in _arguments(segment):
-                memory = array_memory(value)
-                if memory is not None and memory.nbytes:
-                    at = address - memory.address
-                    if 0 <= at < memory.nbytes:
-                        return _with_offset(f"break argument {path} of {segment.name}", at)  # type: ignore[union-attr]
-        return None
-
-    def _input(self, sequence: CUDAGraphSequence, address: int) -> str | None:
+                array = array_memory(value)
+                if array is not None:
+                    name = getattr(segment, "name", "")
+                    self._note(array.address, array.nbytes, f"break argument {path} of {name}")
         memory = sequence._memory
         for start, (reference, described, _) in list(memory._watched.items()):
-            if start <= address < start + nbytes_of(reference()):
-                return _with_offset(f"input, {described}", address - start)
+            self._note(start, nbytes_of(reference()), f"input, {described}")
         for start, storage in list(memory._kept.items()):
-            if start <= address < start + nbytes_of(storage):
-                return _with_offset("memory that the sequence owns", address - start)
-        return None
+            self._note(start, nbytes_of(storage), "memory that the sequence owns")
+
+    def _note(self, start: int, nbytes: int | None, text: str) -> None:
+        if nbytes:
+            self._named.setdefault((start, nbytes), text)
+
+    def name(self, address: int) -> str | None:
+        """What an address points into; None if it is none that anybody knows."""
+        if not _LOWEST <= address < _HIGHEST:
+            return None
+        for (start, nbytes), text in self._named.items():
+            if start <= address < start + nbytes:
+                return _with_offset(text, address - start)
+        if self._is_in_pool(address):
+            return "pool block"
+        return None if bindings.current().allocation(address) is None else "other"
+
+    def _is_in_pool(self, address: int) -> bool:
+        pool = self._pool
+        if pool is None or not hasattr(pool, "contains"):
+            return False
+        if not pool.contains(address) and not self._has_looked:
+            self._has_looked = True
+            pool.look()
+        return bool(pool.contains(address))
 
 
 def _arguments(segment: Any) -> list[tuple[str, Any]]:
     if not hasattr(segment, "fn"):
         return []
     return list(structures.leaves_of_call(segment.args, segment.kwargs))
-
-
-def _in_pool(sequence: CUDAGraphSequence, address: int) -> bool:
-    pool: Any = sequence._pool
-    if pool is None or not hasattr(pool, "contains"):
-        return False
-    if not pool.contains(address):
-        pool.look()
-    return bool(pool.contains(address))
 
 
 def _with_offset(text: str, offset: int) -> str:

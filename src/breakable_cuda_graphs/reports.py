@@ -10,6 +10,7 @@ Chrome trace events: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQ
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import json
@@ -18,6 +19,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from . import errors
 from .pages import profile_page
 
 __all__ = ["Block", "Report", "Row"]
@@ -254,6 +256,21 @@ class Report:
         if path is not None:
             _write(path, text)
         return text
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `to_json` wrote: print it, or make its page, on another machine.
+
+        Raises `ValueError` for a text that is none.
+        """
+        try:
+            values = json.loads(text)
+            rows = [Row(**(row | {"segments": tuple(row["segments"])})) for row in values["rows"]]
+            fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+            timeline = tuple(Block(**block) for block in values["timeline"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.not_a_report(error) from error
+        return cls(**(fields | {"rows": tuple(rows), "timeline": timeline}))
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """A trace for Perfetto (https://ui.perfetto.dev) and `chrome://tracing`.

@@ -17,6 +17,7 @@ from .._driver import bindings
 from ..arguments import array_memory
 from ..drawing import inside, launch_of, shortened, size_of
 from ..nodes import KernelNode, MemAllocNode, MemcpyNode, MemsetNode, Node
+from ..places import Ranges
 from ..segments import EagerSegment, GraphSegment
 from ..units import scope_of, short_name
 
@@ -50,7 +51,7 @@ class _Side:
         self.segments = sequence.segments
         self.numbers: dict[int, int] = {}  # a node's handle -> its number on the page
         self._next = itertools.count()
-        self._resolvers: dict[int, Callable[[int], str | None]] = {}
+        self._resolve = functools.cache(Ranges(sequence).name)
         self.data: Json = {
             "name": repr(sequence),
             "parts": [self._part(number, segment) for number, segment in enumerate(self.segments)],
@@ -75,15 +76,13 @@ class _Side:
         return part
 
     def _graph(self, graph: Graph) -> Json:
-        template = graph._template
-        resolve = functools.cache(template.resolve)
         nodes = graph.nodes
         place = {}
         for number, node in enumerate(nodes):
             place[node.handle] = number
             self.numbers[node.handle] = next(self._next)
         return {
-            "nodes": [self._node(node, resolve) for node in nodes],
+            "nodes": [self._node(node) for node in nodes],
             "edges": [
                 [place[edge.source.handle], place[edge.target.handle]]
                 + ([] if edge.kind == "full" else [edge.kind])
@@ -91,7 +90,8 @@ class _Side:
             ],
         }
 
-    def _node(self, node: Node, resolve: Callable[[int], str | None]) -> Json:
+    def _node(self, node: Node) -> Json:
+        resolve = self._resolve
         made: Json = {
             "id": self.numbers[node.handle],
             "kind": node.kind,

@@ -301,7 +301,8 @@ class Side {
 
 function arrowHead(number) {
   const head = draw("path", { d: "M0 0L8 4L0 8z", fill: "currentColor", opacity: 0.7 });
-  const size = { viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" };
+  const size = { viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, orient: "auto" };
+  size.markerUnits = "userSpaceOnUse";
   return draw("defs", {}, draw("marker", { id: `end${number}`, ...size }, head));
 }
 
