@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from breakable_cuda_graphs import CUDAGraphSequence, Graph, breakable_graph, no_graph
+from breakable_cuda_graphs import CUDAGraphSequence, Graph, annotate, breakable_graph, no_graph
 from breakable_cuda_graphs.layout import Box, Layout, Wire
 from graphs import N, array, f32, scale, scale_kernel
 
@@ -90,13 +90,18 @@ def test_a_sequence_is_drawn_with_its_breaks(device: Any) -> None:
     assert texts(seq.to_svg()) == [repr(seq)]
     with breakable_graph(seq):
         y = x * 2
-        clip(y)
+        with annotate("limits"):
+            clip(y)
         y.add_(1)
+    (line,) = [line for line in str(seq).splitlines() if line.startswith("1: break")]
+    assert "[limits]" in line
+    assert "test_pictures.py:" in line, "where it was called"
     shown = texts(seq._repr_svg_())
     assert shown[:3] == ["0: graph", "aten::mul.Tensor", "1 block of 1"]
-    assert shown[3].startswith("1: break ")
-    assert shown[3].endswith("clip")
-    assert shown[4:] == ["2: graph", "aten::add_.Tensor", "1 block of 1"]
+    assert shown[3] == "[limits]"
+    assert shown[4].startswith("1: break ")
+    assert shown[4].endswith("clip")
+    assert shown[5:] == ["2: graph", "aten::add_.Tensor", "1 block of 1"]
     seq.reset()
 
 

@@ -159,7 +159,9 @@ def sequence_page(sequence: Any) -> str:
     lines = [repr(sequence)]
     for place, segment in enumerate(sequence.segments):
         if not isinstance(segment, GraphSegment):
-            lines.append(f"{place}: break {segment.name}")
+            scope = f"  [{'/'.join(segment.scopes)}]" if segment.scopes else ""
+            where = f"  {segment.line}" if segment.line else ""
+            lines.append(f"{place}: break {segment.name}{scope}{where}")
             continue
         lines.append(f"{place}: {'nothing' if segment.is_empty else repr(segment.graph)}")
         if not segment.is_empty:

@@ -316,7 +316,8 @@ class GraphExec:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self._shadow.works)} nodes edited"
+        count = len(self._shadow.works)
+        state = "closed" if self.closed else f"{count} node{'' if count == 1 else 's'} edited"
         return f"<GraphExec {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

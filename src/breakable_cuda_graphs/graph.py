@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from . import building, checks, errors, executables, frameworks, functions
 from ._driver import bindings, conditionals, contexts, editing, release, works
 from ._driver.bindings import types
 from ._driver.handles import INSTANTIATE_FLAGS, GraphHandle
+from .checks import Owned
 from .executables import GraphExec
 from .nodes import (
     BatchMemOpNode,
@@ -48,6 +49,7 @@ from .templates import Ending, Template
 __all__ = ["Graph", "GraphExec"]
 
 After = Node | Iterable[Node] | None
+N = TypeVar("N", bound=Node)
 
 _AUTO_FREE, _USE_PRIORITY = 1, 8  # CUgraphInstantiate_flags
 
@@ -202,16 +204,15 @@ class Graph:
         driver = self._template.driver
         function = functions.as_function(fn)
         work, owners = building.kernel(driver, function, grid, block, list(args), shared_bytes)
-        node = self._template.add(work, _nodes(after), owners)
-        if cluster is not None or cooperative or priority is not None:
-            try:
-                building.set_attributes(driver, node._handle, cluster, cooperative, priority)
-            except BaseException:
-                self.remove(node)
-                raise
-            node = self._template.node(node._handle)
-        assert isinstance(node, KernelNode)
-        return node
+        node = self._add(KernelNode, work, _nodes(after), owners)
+        if cluster is None and not cooperative and priority is None:
+            return node
+        try:
+            building.set_attributes(driver, node._handle, cluster, cooperative, priority)
+        except BaseException:
+            self.remove(node)
+            raise
+        return _known_as(KernelNode, self._template.node(node._handle))
 
     def memcpy(
         self, dst: Any, src: Any, nbytes: int | tuple[int, ...], after: After = None, *,
@@ -228,9 +229,7 @@ class Graph:
         template.require_open()
         pitches, rows = {"src": src_pitch, "dst": dst_pitch}, {"src": src_rows, "dst": dst_rows}
         made = building.copy(template.driver, self._context, dst, src, nbytes, pitches, rows)
-        node = template.add(made.work, _nodes(after), made.owners)
-        assert isinstance(node, MemcpyNode)
-        return node
+        return self._add(MemcpyNode, made.work, _nodes(after), made.owners)
 
     def memset(
         self, ptr: Any, value: Any, nbytes: int | tuple[int, int], after: After = None, *,
@@ -245,9 +244,7 @@ class Graph:
         """
         self._template.require_open()
         made = building.fill(self._context, ptr, value, nbytes, element_size, pitch)
-        node = self._template.add(made.work, _nodes(after), made.owners)
-        assert isinstance(node, MemsetNode)
-        return node
+        return self._add(MemsetNode, made.work, _nodes(after), made.owners)
 
     def child(self, graph: Graph, after: After = None) -> ChildNode:
         """Add a copy of another graph, as it is now, as one node.
@@ -263,29 +260,23 @@ class Graph:
             if node.type_id in (works.MEM_ALLOC, works.MEM_FREE, works.CONDITIONAL):
                 raise errors.cannot_be_a_child(node)
         owners: dict[object, object] = {"child": [other.root.owners.all(), other.root.lease]}
-        node = self._template.add(works.Child(int(other.value)), _nodes(after), owners)
-        assert isinstance(node, ChildNode)
-        return node
+        return self._add(ChildNode, works.Child(int(other.value)), _nodes(after), owners)
 
     def join(self, *nodes: Node) -> EmptyNode:
         """Add an empty node that waits for all of the given ones."""
-        node = self._template.add(works.Empty(), nodes)
-        assert isinstance(node, EmptyNode)
-        return node
+        return self._add(EmptyNode, works.Empty(), nodes)
 
     def event_record(self, event: Any, after: After = None) -> EventRecordNode:
         """Add the recording of an event (of torch, CuPy, Numba, the bindings, or a handle)."""
         number, owner = checks.as_event(event)
-        node = self._template.add(works.EventRecord(number), _nodes(after), {"event": owner})
-        assert isinstance(node, EventRecordNode)
-        return node
+        return self._add(
+            EventRecordNode, works.EventRecord(number), _nodes(after), {"event": owner}
+        )
 
     def event_wait(self, event: Any, after: After = None) -> EventWaitNode:
         """Add a wait for an event that is recorded outside of the graph."""
         number, owner = checks.as_event(event)
-        node = self._template.add(works.EventWait(number), _nodes(after), {"event": owner})
-        assert isinstance(node, EventWaitNode)
-        return node
+        return self._add(EventWaitNode, works.EventWait(number), _nodes(after), {"event": owner})
 
     def host(self, fn: Callable[[], object], after: After = None) -> HostNode:
         """Add a call of a Python function without arguments, on a thread of the driver's.
@@ -293,9 +284,7 @@ class Graph:
         It must not use CUDA. What it raises is printed and lost.
         """
         self._template.require_open()
-        node = self._template.add(building.host_call(fn), _nodes(after))
-        assert isinstance(node, HostNode)
-        return node
+        return self._add(HostNode, building.host_call(fn), _nodes(after))
 
     def batch_mem_op(self, operations: Iterable[Any], after: After = None) -> BatchMemOpNode:
         """Add waits for, and writes of, single words of device memory, done in order.
@@ -308,31 +297,37 @@ class Graph:
         """
         self._template.require_open()
         made = building.batch(self._context, operations)
-        node = self._template.add(made.work, _nodes(after), made.owners)
-        assert isinstance(node, BatchMemOpNode)
-        return node
+        return self._add(BatchMemOpNode, made.work, _nodes(after), made.owners)
 
-    def mem_alloc(self, nbytes: int, after: After = None, *, device: int = 0) -> MemAllocNode:
-        """Add an allocation on a device: `.address` is valid from this node to the one that frees it.
+    def mem_alloc(
+        self, nbytes: int, after: After = None, *, device: int | None = None
+    ) -> MemAllocNode:
+        """Add an allocation: `.address` is valid from this node to the one that frees it.
 
-        A graph with allocations has one executable at a time, and nothing can be removed from it.
+        device: its number, by default that of the current context. A graph with allocations has one
+        executable at a time, and nothing can be removed from it.
         """
-        self._template.require_open()
+        template = self._template
+        template.require_open()
+        where = int(template.driver.cuCtxGetDevice()) if device is None else device
+        size = checks.as_size(nbytes, "nbytes")
+        before = template.handles(_nodes(after))
         handle, address = editing.add_allocation(
-            self._template.driver, self._template.value, self._template.handles(_nodes(after)),
-            checks.as_size(nbytes, "nbytes"), device,
-        )  # fmt: skip
-        node = self._template.added(handle)
-        assert isinstance(node, MemAllocNode)
+            template.driver, template.value, before, size, where
+        )
+        node = _known_as(MemAllocNode, template.added(handle))
         assert node.address == address
         return node
 
     def mem_free(self, memory: MemAllocNode | int, after: After = None) -> MemFreeNode:
         """Add the end of an allocation of this graph."""
         address = memory.address if isinstance(memory, MemAllocNode) else int(memory)
-        node = self._template.add(works.Release(address), _nodes(after))
-        assert isinstance(node, MemFreeNode)
-        return node
+        return self._add(MemFreeNode, works.Release(address), _nodes(after))
+
+    def _add(
+        self, kind: type[N], work: works.Work, after: Iterable[Node], owners: Owned | None = None
+    ) -> N:
+        return _known_as(kind, self._template.add(work, after, owners))
 
     # ---- conditionals
 
@@ -376,9 +371,7 @@ class Graph:
         note_conditional(template, made)
         if choice == conditionals.WHILE:
             root.endings.append(Ending(int(made.bodies[0]), parts, scalar))
-        node = template.added(made.nodes[0])
-        assert isinstance(node, ConditionalNode)
-        return node
+        return _known_as(ConditionalNode, template.added(made.nodes[0]))
 
     # ---- capturing
 
@@ -525,6 +518,12 @@ def note_conditional(template: Template, made: conditionals.Made) -> None:
     for node, work in zip(made.nodes, made.works, strict=True):
         root.known[int(node)] = work
     root.together.update(made.together)
+
+
+def _known_as(kind: type[N], node: Node) -> N:
+    """A node of a kind that is known, for the type checker and as a check."""
+    assert isinstance(node, kind)
+    return node
 
 
 def _nodes(after: After) -> list[Node]:

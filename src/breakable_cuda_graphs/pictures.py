@@ -55,7 +55,9 @@ def of_sequence(sequence: CUDAGraphSequence) -> str:
     boxes = []
     for number, segment in enumerate(sequence.segments):
         if not isinstance(segment, GraphSegment):
-            boxes.append(Box([f"{number}: break {shortened(segment.name, _NAME)}"], _BREAK))
+            scope = [f"[{'/'.join(segment.scopes)}]"] if segment.scopes else []
+            name = f"{number}: break {shortened(segment.name, _NAME)}"
+            boxes.append(Box([*scope, name], _BREAK))
         elif not segment.is_empty:
             name = f"{number}: graph"
             boxes.append(Box([name], _SEGMENT, [("", _layout(segment.graph))]))
