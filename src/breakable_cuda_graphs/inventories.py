@@ -75,10 +75,12 @@ class Inventory:
                     arguments.append(argument)
                     counts.append(count)
                     place += count
-        self._values = numpy.frombuffer(b"".join(parts), "<u8").copy()
-        self._owners = numpy.repeat(numpy.array(owners, "i8"), counts)
-        self._arguments = numpy.repeat(numpy.array(arguments, "i8"), counts)
-        starts = numpy.repeat(numpy.cumsum([0, *counts])[:-1], counts)
+        words = b"".join(parts)
+        self._values = numpy.array(memoryview(words).cast("Q"), "u8")
+        lengths = numpy.array(counts, "i8")
+        self._owners = numpy.repeat(numpy.array(owners, "i8"), lengths)
+        self._arguments = numpy.repeat(numpy.array(arguments, "i8"), lengths)
+        starts = numpy.repeat(numpy.cumsum(lengths) - lengths, lengths)
         self._offsets = (numpy.arange(place) - starts) * _WORD
 
     def refresh(self, changed: dict[int, works.Work]) -> None:
