@@ -6,6 +6,8 @@ is expected is computed on each rank alone, from whole weights, for other inputs
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +17,7 @@ import torch.distributed as dist
 
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, force_no_graph, no_graph
 from breakable_cuda_graphs.distributed import capture_together, compare
-from ranks import told
+from ranks import end_here, told
 
 REPLAYS = 100
 WIDTH, HIDDEN, ROWS = 256, 512, 8
@@ -175,10 +177,26 @@ def nccl(rank: int, world: int) -> dict[str, Any]:
     del seq
     kept.clear()
     torch.cuda.synchronize()
-    begin = time.monotonic()
-    dist.destroy_process_group()
-    report["seconds of destroy_process_group"] = time.monotonic() - begin
+    report["destroy_process_group"] = end_of_group(rank)
+    if report["destroy_process_group"] == "hangs":
+        end_here(rank, report)
     return report
+
+
+def end_of_group(rank: int) -> str:
+    """When a process group ends: NCCL waits for the last graph that uses its communicator."""
+    is_over = threading.Event()
+
+    def destroy() -> None:
+        use_device(rank)
+        dist.destroy_process_group()
+        is_over.set()
+
+    threading.Thread(target=destroy, daemon=True).start()
+    if is_over.wait(10):
+        return "at once"
+    gc.collect()
+    return "after a collection" if is_over.wait(10) else "hangs"
 
 
 def random_numbers(rank: int, world: int, kept: list[Any]) -> bool:

@@ -134,7 +134,7 @@ def test_no_part_of_the_program_ended_early(nccl: Any, part: str) -> None:
 def test_a_process_group_ends_once_the_sequences_are_reset(nccl: Any) -> None:
     for report in nccl:
         assert report["at last"] < TOLERANCE
-        assert report["seconds of destroy_process_group"] < 20
+        assert report["destroy_process_group"] == "at once"
 
 
 def test_what_nccl_adds_to_a_capture_by_hand_is_no_unjoined_work() -> None:
