@@ -397,6 +397,23 @@ def test_a_training_step_shows_nothing(device: Any) -> None:
     assert explain(step), str(explain(step))
 
 
+def test_an_optimizer_that_torch_would_not_capture_is_found(device: Any) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    optimizer = torch.optim.Adam([weight], capturable=False)
+    optimizer.step()
+
+    def updates() -> None:
+        optimizer.step()  # here
+
+    report = explain(lambda: updates())
+    assert {each.line for each in report.findings} == {here(updates)}, str(report)
+    (finding,) = (each for each in report.findings if each.kind == "optimizer")
+    assert finding.operator == "Adam.step"
+    assert "capturable=True" in finding.advice
+    assert sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks == {}
+
+
 def test_what_marked_functions_do_is_left_out(device: Any) -> None:
     report = explain(inside(no_graph(gate)), x_of(), check=True)
     assert report, str(report)

@@ -302,6 +302,20 @@ def test_a_clean_model_shows_nothing_and_captures(training: bool, autocast: bool
     assert report.check, str(report)
 
 
+def test_code_that_goes_another_way_in_a_capture_goes_it_in_the_watched_run_too() -> None:
+    def step(x: Any) -> Any:
+        if not torch.cuda.is_current_stream_capturing():
+            x.sum().item()
+        return x * 2
+
+    asks = torch.cuda.is_current_stream_capturing
+    report = explain(step, dev(3), check=True)
+    assert report.findings == (), str(report)
+    assert report.check, str(report)
+    assert torch.cuda.is_current_stream_capturing is asks
+    assert not asks()
+
+
 def test_a_training_step_shows_nothing() -> None:
     model, x = Block().cuda(), torch.randn(2, 16, 64, device="cuda")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)

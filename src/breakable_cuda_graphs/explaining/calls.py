@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._driver import bindings
-from . import libraries
+from . import frames, libraries
 from .streams import Streams
 from .watching import Watch
 
@@ -101,6 +101,8 @@ class Calls:
             self._wrap(torch.cuda.Event, name, self._note("sync", f"torch.cuda.Event.{name}"))
         self._wrap(torch.cuda.Event, "record", self._torch_record)
         self._wrap(torch.cuda.Event, "wait", self._torch_wait)
+        if not is_simulated:
+            self._replace(torch.cuda, "is_current_stream_capturing", _is_capturing)
         for name in ("replay", "capture_begin"):
             self._wrap(
                 torch.cuda.CUDAGraph, name, self._note("graph", f"torch.cuda.CUDAGraph.{name}")
@@ -115,16 +117,23 @@ class Calls:
 
     def _wrap(self, owner: Any, name: str, before: Callable[..., None]) -> None:
         """Put a function that calls `before` first in the place of one; leave out what is not there."""
+
+        def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        self._replace(owner, name, noted)
+
+    def _replace(self, owner: Any, name: str, instead: Callable[..., Any]) -> None:
+        """Put `instead`, which is given the original, in the place of a function that is there."""
         function = getattr(owner, name, None)
         if not callable(function):
             return
         is_own = name in getattr(owner, "__dict__", {})
         is_on = True
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if is_on:
-                before(*args, **kwargs)
-            return function(*args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return instead(function, *args, **kwargs) if is_on else function(*args, **kwargs)
 
         def undo() -> None:
             nonlocal is_on
@@ -135,7 +144,7 @@ class Calls:
                 delattr(owner, name)
 
         try:
-            setattr(owner, name, noted)
+            setattr(owner, name, call)
         except (AttributeError, TypeError):  # a class of a compiled module that cannot be changed
             return
         self._undo.callback(undo)
@@ -164,6 +173,12 @@ class Calls:
 
     def _torch_wait(self, event: Any, stream: Any = None) -> None:
         self._streams.waited(id(event), _handle(stream))
+
+
+def _is_capturing(function: Callable[[], bool]) -> bool:
+    """To code that goes another way while it is captured, the watched run is a capture; not to torch."""
+    caller = frames.owner(sys._getframe(2).f_code.co_filename)
+    return function() if caller is frames.Owner.FRAMEWORK else True
 
 
 def _where_on_host(note: Callable[..., None]) -> Callable[..., None]:

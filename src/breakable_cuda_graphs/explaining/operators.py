@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -65,7 +66,7 @@ class Operators:
         """Inside, operators are seen."""
         try:
             self.on()
-            with self._sync_warnings():
+            with self._sync_warnings(), self._optimizers():
                 yield
         finally:
             self._leave()
@@ -133,6 +134,20 @@ class Operators:
                 yield
             finally:
                 torch.cuda.set_sync_debug_mode(before)
+
+    @contextlib.contextmanager
+    def _optimizers(self) -> Iterator[None]:
+        """Steps of optimizers that torch would not capture."""
+
+        def about_to_step(optimizer: Any, *_: Any) -> None:
+            if any(group.get("capturable") is False for group in optimizer.param_groups):
+                self.watch.note("optimizer", f"{type(optimizer).__name__}.step")
+
+        handle = register_optimizer_step_pre_hook(about_to_step)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     # ---- one operator
 

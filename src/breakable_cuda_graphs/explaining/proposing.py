@@ -101,6 +101,8 @@ def _advice(finding: Finding, marks: list[Mark], returns: dict[CodeType, Returns
         ways.append(_why_unmarked(finding, returns))
     if finding.source.split(" ")[0] in ("if", "elif", "while") and finding.kind == "host read":
         ways.append("capture_if or capture_while, where all that depends on it can be captured")
+    if finding.kind == "memory":  # fixed memory is better than a break, whose result may not grow
+        return "; or ".join([kind.cure, *ways])
     is_printed = finding.operator.endswith(("__repr__", "__format__"))
     return "; or ".join([*ways, "leave the printing out" if is_printed else kind.cure])
 

@@ -83,6 +83,12 @@ KINDS = {
             "replay a CUDAGraphSequence without breaks there: it becomes part of the capture",
         ),
         Kind(
+            "optimizer",
+            "the optimizer keeps numbers of its own on the host, which a graph would freeze; torch "
+            "refuses to capture it",
+            "construct it with capturable=True",
+        ),
+        Kind(
             "refused",
             "a trial capture was refused here",
             "see the error's own words",
@@ -96,7 +102,7 @@ class Finding:
     """One thing that would break a capture, at one line.
 
     kind: a key of `report.KINDS`: "host read", "sync", "pageable copy", "memory", "stream",
-        "generator", "compile", "collective", "callback", "graph" or "refused".
+        "generator", "compile", "collective", "callback", "graph", "optimizer" or "refused".
     operator: what was called, as torch or the driver names it.
     file, line, function, source: the user's innermost line; of a library's where the user has none.
     inside: the library's line that did it, if that is another, as "file:line (function)"; else "".

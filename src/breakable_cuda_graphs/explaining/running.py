@@ -171,10 +171,13 @@ class _Run:
         if state is None:
             return proposal, None
         trial = Trial(watch, self._sequence, self._call)
-        checked, failure = trial.check(proposal.marks, state, first)
-        if failure is not None and self._note_refusal(failure):
-            proposal = propose(watch)
-        return proposal, checked
+        while True:
+            checked, failure = trial.check(proposal.marks, state, first)
+            if failure is None or not self._note_refusal(failure):
+                return proposal, checked
+            before, proposal = proposal, propose(watch)
+            if proposal.marks == before.marks:
+                return proposal, checked
 
     def _note_refusal(self, failure: Failure) -> bool:
         """A trial capture was refused; whether that is news."""
