@@ -50,6 +50,9 @@ _FRAMEWORKS = (
 )
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
+#: What Cython made of a framework has the path that it had where it was compiled.
+_COMPILED = (".pyx", ".pxi", ".pxd")
+
 #: What the user typed has no file either: `python -c`, the prompt, a notebook's cell.
 _TYPED = ("<string>", "<stdin>", "<console>", "<python-input", "<ipython-input")
 
@@ -65,7 +68,7 @@ def owner(file: str) -> Owner:
     for prefix, whose in ((_TOOL, Owner.TOOL), (_OURS, Owner.OURS)):
         if file.startswith(prefix):
             return whose
-    if _is_framework(file):
+    if _is_framework(file) or file.endswith(_COMPILED):
         return Owner.FRAMEWORK
     if any(folder in file for folder in _PACKAGES):
         return Owner.LIBRARY

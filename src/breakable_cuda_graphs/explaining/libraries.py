@@ -49,7 +49,7 @@ def _cupy(cupy: Any) -> Iterator[Entry]:
         yield Entry(cupy, name, "pageable copy", f"cupy.{name}", from_host=True)
     for name, kind in _CUPY_RUNTIME.items():
         yield Entry(cupy.cuda.runtime, name, kind, f"cupy.cuda.runtime.{name}")
-    stream = cupy.cuda.Stream
+    stream = cupy.cuda.stream._BaseStream  # of streams of all kinds, external ones too
     yield Entry(stream, "synchronize", "sync", "cupy.cuda.Stream.synchronize")
     yield Entry(stream, "launch_host_func", "callback", "cupy.cuda.Stream.launch_host_func")
     yield Entry(stream, "add_callback", "callback", "cupy.cuda.Stream.add_callback")
