@@ -19,7 +19,6 @@ from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import raw
-from breakable_cuda_graphs.simulator import tensors
 from helping import a_stream, capture, settle
 
 BYTES = 64
@@ -138,6 +137,8 @@ def test_a_copy_of_pinned_memory_and_one_in_a_break_work(driver, stream):
 
 def test_on_the_simulated_device_tensors_on_the_cpu_are_device_memory(device):
     torch = pytest.importorskip("torch")
+    from breakable_cuda_graphs.simulator import tensors
+
     x, y = torch.arange(16.0), torch.zeros(16)
 
     def body() -> None:

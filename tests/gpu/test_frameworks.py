@@ -441,6 +441,51 @@ def test_arguments_of_breaks_are_rebound(cupy: Any) -> None:
     assert seen == [0, 5]
 
 
+@pytest.mark.filterwarnings("ignore")  # those of compilers are not ours
+def test_torch_cupy_and_triton_in_one_block_equal_eager_code(cupy: Any) -> None:
+    libraries.triton()
+    from .triton_kernels import twice_plus
+
+    raw, log = cupy_scale(), []
+
+    @no_graph
+    def in_cupy(array: Any, extra: Any) -> None:
+        log.append(float(array.max()))
+        array *= cupy.float32(0.5 if log[-1] > 10 else 2)
+        extra.add_(len(log) % 3)
+
+    @no_graph(outputs="static")
+    def in_torch(t: Any) -> Any:
+        return torch.sort(t, descending=True).values + round(t.sum().item()) % 5
+
+    def body(x: Any) -> Any:
+        mine = cupy.from_dlpack(x * 3)
+        scaled = cupy.sqrt(cupy.abs(mine)) + 1
+        extra = torch.zeros_like(x)
+        in_cupy(scaled, extra)
+        raw((1,), (N,), (mine, scaled, f32(4), i32(N)))
+        out = torch.empty_like(x)
+        twice_plus[(N // 32,)](torch.from_dlpack(mine), out, N, 0.5, BLOCK=32)
+        fixed = in_torch(out + extra)
+        return fixed * 2 + torch.from_dlpack(scaled) + extra
+
+    x = dev(1, N)
+    warm(lambda: body(x))
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        out = body(x)
+    for k in range(40):
+        x.copy_(torch.arange(float(N), device="cuda") % 13 - k)
+        birds, others = canaries(8, N), [cupy.full(N, -7, dtype="f4") for _ in range(8)]
+        mark = len(log)
+        seq.replay()
+        check_canaries(birds)
+        assert all(bool((other == -7).all()) for other in others)
+        got = out.clone()
+        del birds, others, log[mark:]
+        same(got, body(x), f"replay {k}")
+
+
 # ---------------------------------------------------------------- Numba
 
 
@@ -479,6 +524,10 @@ def test_numba_beside_torch(numba: Any) -> None:
     segment.exec.update(node, args={len(node.args) - 1: f32(3)})
     seq.replay()
     same(y, (3.0 * 9 + 1) * 10)
+    z = dev(2, N)
+    assert seq.rebind([(x, z)]).words == 1
+    seq.replay()
+    same(y, (3.0 * 2 + 1) * 10)
 
 
 def test_numba_allocates_in_breaks_only(numba: Any) -> None:

@@ -103,12 +103,16 @@ class RawFramework:
     def __init__(self, driver: Driver, context: int) -> None:
         self.driver, self.context = driver, context
         self.arrays: Any = NoArrays()
+        self._cupys_current: Any = None  # a function; looked up once, for the hot path of replay
 
     def current_stream(self) -> int:
-        module = libraries.loaded(self.driver, "cupy")
-        if module is None:
-            return _here.stream
-        return int(module.cuda.get_current_stream().ptr)
+        current = self._cupys_current
+        if current is None:
+            module = libraries.loaded(self.driver, "cupy")
+            if module is None:
+                return _here.stream
+            current = self._cupys_current = module.cuda.get_current_stream
+        return int(current().ptr)
 
     def stream_object(self, stream: Any) -> Any:
         return stream
