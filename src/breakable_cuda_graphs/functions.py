@@ -118,8 +118,9 @@ def _numba(fn: Any) -> Function | None:
     library = getattr(fn, "_codelibrary", None)
     if library is None:
         return None
-    handle = library.get_cufunc().handle
-    number = int(getattr(handle, "value", handle))
+    handle = library.get_cufunc().handle  # the bindings' object, or up to numba-cuda 0.2x a number
+    if not isinstance(handle, (types.CUfunction, types.CUkernel)):
+        handle = types.CUfunction(int(getattr(handle, "value", handle)))
     kinds = getattr(getattr(fn, "signature", None), "args", ())
 
     def spelled(args: Arguments, count: int) -> Arguments:
@@ -130,7 +131,7 @@ def _numba(fn: Any) -> Function | None:
             parts += _numba_array(value, kind) if hasattr(kind, "ndim") else [value]
         return parts
 
-    return Function(types.CUfunction(number), fn, spelled=spelled)
+    return Function(handle, fn, spelled=spelled)
 
 
 def _numba_array(value: Any, kind: Any) -> list[Any]:

@@ -132,6 +132,12 @@ class Stream:
         self.ptr = int(bindings.current().cuStreamCreate(1)) if ptr is None else ptr
         self._graph_host_funcargs: list[Any] | None = None
 
+    @classmethod
+    def from_external(cls, stream: Any) -> Stream:
+        version, handle = stream.__cuda_stream__()
+        assert version == 0
+        return cls(handle)
+
     def __enter__(self) -> Stream:
         _thread.streams.append(self)
         return self
@@ -155,11 +161,6 @@ class Stream:
         node = driver.cuGraphAddHostNode(info.graph, after or None, len(after), params)
         driver.update_capture_dependencies(stream, [node])
         self._graph_host_funcargs.append(kept)  # type: ignore[union-attr]
-
-
-class ExternalStream(Stream):
-    def __init__(self, ptr: int) -> None:
-        super().__init__(ptr)
 
 
 Stream.null = Stream(0)
@@ -276,7 +277,7 @@ def module() -> Any:
     pool = MemoryPool()
     _global[0] = pool.malloc
     cuda = python_types.SimpleNamespace(
-        ExternalStream=ExternalStream, Memory=Memory, MemoryPointer=MemoryPointer,
+        Memory=Memory, MemoryPointer=MemoryPointer,
         MemoryPool=MemoryPool, Stream=Stream, UnownedMemory=UnownedMemory,
         get_allocator=get_allocator, get_current_stream=get_current_stream,
         set_allocator=set_allocator, using_allocator=using_allocator,

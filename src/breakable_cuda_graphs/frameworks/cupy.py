@@ -121,7 +121,8 @@ class CupyMemory:
 
     def __del__(self, later: Any = release.later) -> None:
         pool = getattr(self, "_pool", None)
-        if pool is not None and hasattr(self, "_epoch"):
+        # At the end of the interpreter nothing is released.
+        if pool is not None and hasattr(self, "_epoch") and _Remains is not None:
             later(self._epoch, _Remains(pool, self._driver, self._context, self._mark))
 
 
@@ -272,7 +273,23 @@ def stream_of(cupy: Any, stream: Any, handle: int) -> Any:
     """A context manager that makes a stream CuPy's current one: the user's own object if it is one."""
     if hasattr(stream, "ptr") and hasattr(stream, "use") and hasattr(stream, "__enter__"):
         return stream
-    return cupy.cuda.ExternalStream(handle)
+    return _external(cupy, handle)
+
+
+class _Handle:
+    """A stream by its handle, for `Stream.from_external`."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def _external(cupy: Any, handle: int) -> Any:
+    """CuPy's stream object for a handle. From 14.2 on `ExternalStream` warns that it is deprecated."""
+    make = getattr(cupy.cuda.Stream, "from_external", None)
+    return cupy.cuda.ExternalStream(handle) if make is None else make(_Handle(handle))
 
 
 class CupyFollower:
@@ -292,5 +309,5 @@ class CupyFollower:
 
     def stream_current(self, handle: int) -> AbstractContextManager[Any]:
         """Make a stream current inside the block."""
-        external: AbstractContextManager[Any] = self._cupy.cuda.ExternalStream(handle)
+        external: AbstractContextManager[Any] = _external(self._cupy, handle)
         return external
