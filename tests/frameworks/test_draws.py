@@ -61,6 +61,41 @@ def test_several_kernels_are_searched():
     ]
 
 
+LIKENESS = [SEED + 0x8000, OFFSET + 0x8000, 1024, 1]  # a norm: two pointers, a count, a flag
+
+
+def test_pointers_to_other_blocks_are_no_state():
+    assert generator_states([LIKENESS, STATE], {SEED, OFFSET}) == [(SEED, OFFSET, 8)]
+
+
+def test_a_likeness_does_not_hide_the_state_behind_it():
+    assert generator_states([[*LIKENESS, *STATE]], {SEED, OFFSET}) == [(SEED, OFFSET, 8)]
+
+
+@pytest.mark.parametrize(
+    ("shared", "registered", "looks"), [(True, (), 1), (True, ("given",), 3), (False, (), 3)]
+)
+def test_the_allocator_is_asked_when_there_is_a_likeness(monkeypatch, shared, registered, looks):
+    asked = []
+    monkeypatch.setattr(module, "SHARED_TENSORS", shared)
+    monkeypatch.setattr(module.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        module, "words_in_use", lambda device: asked.append(device) or {SEED, OFFSET}
+    )
+    draws = object.__new__(module.Draws)
+    draws.is_guest = draws.had_guest = False
+    draws._words, draws.registered = None, registered
+    assert draws.states_in([[1, 2, 3]]) == []
+    assert asked == []
+    for _ in range(3):
+        assert draws.states_in([LIKENESS]) == []
+    assert draws.states_in([]) == []
+    assert asked == [0] * looks
+    draws.had_guest = True  # the copy's tensors may be gone
+    assert draws.states_in([LIKENESS]) == [tuple(LIKENESS[:3])]
+    assert asked == [0] * looks
+
+
 # ---------------------------------------------------------------- captures at the same time
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ import torch
 from ... import errors
 from ..._driver.bindings import Driver, types
 from ..._driver.ordering import CompletionMark
+from .snapshots import words_in_use
 
 _WRAP = 1 << 64
 
@@ -51,6 +52,7 @@ class Draws:
         with self._traffic.lock:
             self._counters = [_Counter(g) for g in self.generators]
         self._offsets_of_host: list[int] = []
+        self._words: set[int] | None = None  # what may be a generator's tensor, once looked at
         self.is_guest = False  # another capture had these generators when this segment began
         self.had_guest = False  # another capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
@@ -69,6 +71,22 @@ class Draws:
     def ended(self) -> None:
         """The capture is over, well or not; still under the lock."""
         self._traffic.ended(self)
+
+    def states_in(self, kernels: list[list[int]]) -> list[State]:
+        """The generators' states that the segment's kernels are handed.
+
+        What has the shape of one is common (a norm gets two pointers, a count and a flag), and a
+        segment that is taken to draw is launched by torch, ten times slower. So the allocator is
+        asked whether the pointers are blocks of one word. Beside another capture that is no proof:
+        the tensors of a copy, which a guest leaves in place, may be gone by now.
+        """
+        found = generator_states(kernels)
+        if not found or self.is_guest or self.had_guest:
+            return found
+        # The default generator's tensors stay where they are while a pool has its anchor.
+        if self._words is None or self.registered or not SHARED_TENSORS:
+            self._words = words_in_use(torch.cuda.current_device())
+        return generator_states(kernels, self._words)
 
     def ending(self, states: list[State] | None) -> tuple[list[int], bool, Exception | None]:
         """Inside the capture, just before its end; `states` are those that its kernels are handed.
@@ -232,18 +250,22 @@ class DrawingRunner:
 State = tuple[int, int, int]
 
 
-def generator_states(kernels: Iterable[list[int]]) -> list[State]:
-    """The generators' states that kernels are handed, one a kernel at most.
+def generator_states(
+    kernels: Iterable[list[int]], blocks: Container[int] | None = None
+) -> list[State]:
+    """What kernels are handed that has the shape of a generator's state, one a kernel at most.
 
     That is a `PhiloxCudaState` by value: two pointers, the offset inside the graph, and a flag that
-    is 1 (ATen/cuda/detail/PhiloxCudaStateRaw.cuh). Something else of that shape only costs speed.
+    is 1 (ATen/cuda/detail/PhiloxCudaStateRaw.cuh). With `blocks`, the pointers have to be of these.
     """
     found = []
     for words in kernels:
         flags = [at for at, word in enumerate(words) if word & 0xFF == 1]  # rare: looked at first
         for at in flags:
             seed, offset, inside = words[at - 3 : at] if at >= 3 else (0, 0, 0)
-            if inside % 4 == 0 and seed != offset and _is_block(seed) and _is_block(offset):
+            if inside % 4 or seed == offset or not (_is_block(seed) and _is_block(offset)):
+                continue
+            if blocks is None or (seed in blocks and offset in blocks):
                 found.append((seed, offset, inside))
                 break
     return found

@@ -25,7 +25,7 @@ from ...streams import as_handle
 from .. import base
 from . import inputs, modes, workspaces
 from .books import Books
-from .draws import Draws, State, generator_states
+from .draws import Draws, State
 from .pools import TorchPool, pool_for
 from .snapshots import blocks_in_use
 from .stray import StrayWatch
@@ -141,8 +141,8 @@ class TorchSession:
         books, draws = self._books, self._draws
         assert books is not None
         assert draws is not None
-        self._states = [] if survey is None else generator_states(survey.kernel_words)
         with draws.lock:
+            self._states = [] if survey is None else draws.states_in(survey.kernel_words)
             used, draw, problem = draws.ending(None if survey is None else self._states)
             is_lonely = survey is not None and not reading.NO_CHILDREN.isdisjoint(survey.kinds)
             if draw and problem is None and is_lonely:

@@ -7,6 +7,7 @@ ordinary objects, freed while the id still holds them: the process crashes much 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,10 +25,17 @@ def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
 
 def blocks_in_use(device: int) -> set[int]:
     """The first addresses of all blocks of a device that are in use; a microsecond or so a block."""
-    return {
-        block["address"]
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
+    return {block["address"] for block in _in_use(device)}
+
+
+def words_in_use(device: int) -> set[int]:
+    """The first addresses of the blocks in use that were asked for with eight bytes."""
+    return {block["address"] for block in _in_use(device) if block["requested_size"] == 8}
+
+
+def _in_use(device: int) -> Iterator[dict[str, Any]]:
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] == device:
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    yield block
