@@ -10,7 +10,7 @@ import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, no_graph
 
-from .helpers import Boom, bump, canaries, check_canaries, check_replays, dev, same, torch
+from .helpers import Boom, bump, canaries, check_canaries, check_replays, dev, same, torch, warm_up
 
 pytestmark = pytest.mark.gpu
 
@@ -226,3 +226,34 @@ def test_a_memory_pool_kept_by_its_user_serves_a_sequence() -> None:
     seq.reset()
     del seq
     gc.collect()
+
+
+def test_a_warm_up_on_the_sequences_own_stream_needs_no_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream that nobody has used: its workspaces are made before the user sees it."""
+    from breakable_cuda_graphs.frameworks.pytorch import capture_streams, workspaces
+
+    monkeypatch.setattr(capture_streams, "_idle", {})
+    weight, x = torch.ones(64, 64, device="cuda", requires_grad=True), dev(1)
+    seq = CUDAGraphSequence()
+
+    def work() -> Any:
+        loss = (x @ weight).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        stream = seq.stream
+    warm_up(seq, work)
+    assert workspaces._ranges[stream.cuda_stream], "the workspace is in torch's ordinary memory"
+    with breakable_graph(seq):  # a WorkspaceWarning would be an error
+        loss = work()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert weight.grad is not None
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        weight.grad.zero_()
+        seq.replay()
+        same(loss.detach().view(1), value * 64 * 64)
+        same(weight.grad, value)

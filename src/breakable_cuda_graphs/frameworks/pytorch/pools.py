@@ -19,7 +19,7 @@ from ... import errors
 from ..._driver import process, release
 from ..._driver.bindings import Driver
 from ..._driver.ordering import CompletionMark
-from . import capture_streams
+from . import capture_streams, workspaces
 from .capture_streams import CaptureStream
 from .snapshots import snapshot
 
@@ -61,7 +61,9 @@ class TorchPool:
     def stream(self) -> Any:
         """The capture stream, as a `torch.cuda.ExternalStream`; whoever sees it may rely on it."""
         self._keeps_stream = True
-        return self._hold_stream()
+        stream = self._hold_stream()
+        workspaces.make_first(self.device, stream)
+        return stream
 
     def lease(self, lessee: object) -> Any:
         """The stream for a block's captures, this pool's alone until `end_lease`."""

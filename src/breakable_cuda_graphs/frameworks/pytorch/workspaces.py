@@ -59,6 +59,13 @@ def make(device: int, stream: Any) -> None:
         _look(handle, pool, is_new)
 
 
+def make_first(device: int, stream: Any) -> None:
+    """The workspaces of a stream that the user is shown, before a warm-up makes them elsewhere."""
+    if int(stream.cuda_stream) not in _pools and not torch.cuda.is_current_stream_capturing():
+        with torch.enable_grad():
+            make(device, stream)
+
+
 def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
     segments = snapshot(pool)
     _ranges[handle] = [(s["address"], s["address"] + s["total_size"]) for s in segments]
