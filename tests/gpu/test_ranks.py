@@ -36,7 +36,7 @@ WAYS = (
 
 
 def run(name: str, world: int, folder: Any, backend: str) -> Any:
-    reports = run_ranks(PROGRAM, name, world, folder, backend=backend, timeout=90)
+    reports = run_ranks(PROGRAM, name, world, folder, backend=backend, timeout=60)
     print(json.dumps(reports, indent=1))
     return reports
 
