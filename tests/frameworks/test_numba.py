@@ -266,6 +266,34 @@ def test_an_older_array_is_watched_through_its_views(numba, stream):
         seq.replay(stream)
 
 
+def test_an_array_made_in_a_break_is_the_sequences(numba, stream):
+    made, out = [], device_array(N)
+
+    @no_graph
+    def make() -> None:
+        if not made:
+            made.append(device_array(N))
+            Kernel().launch((made[0], 6), 1, N, stream)
+
+    @no_graph
+    def use(t: Any) -> None:
+        bindings.current().cuMemcpyDtoDAsync(
+            out.gpu_data.device_pointer, t.gpu_data.device_pointer, N, types.CUstream(stream)
+        )
+
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq, stream=stream):
+        make()
+        use(made[0])
+    made[0] = None
+    gc.collect()
+    PendingDeallocs().clear()
+    Kernel().launch((out, 0), 1, N, stream)
+    seq.replay(stream)
+    assert read(out) == {6}
+    seq.reset()
+
+
 def test_with_keep_inputs_the_memory_is_the_sequences(numba, stream):
     x, seen = device_array(N), []
     look = no_graph(lambda t: seen.append(read(t)))

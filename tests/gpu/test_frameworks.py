@@ -543,6 +543,33 @@ def test_numba_allocates_in_breaks_only(numba: Any) -> None:
     assert len(made) == 1
 
 
+def test_random_states_of_numba_go_on_from_replay_to_replay(numba: Any) -> None:
+    from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
+
+    @numba.jit
+    def draw(states, out):  # type: ignore[no-untyped-def]
+        i = numba.grid(1)
+        if i < out.size:
+            out[i] = xoroshiro128p_uniform_float32(states, i)
+
+    out = numba.to_device(numpy.zeros(64, dtype="f4"))
+    eager = create_xoroshiro128p_states(64, seed=5)
+    want = []
+    for _ in range(5):
+        draw[1, 64](eager, out)
+        want.append(out.copy_to_host())
+    states = create_xoroshiro128p_states(64, seed=5)
+    with breakable_graph(seq := CUDAGraphSequence()):
+        stream = numba.external_stream(torch.cuda.current_stream().cuda_stream)
+        draw[1, 64, stream](states, out)
+        no_graph(lambda: draw[1, 64](states, out))()
+    got = [out.copy_to_host()]  # of the break, at capture
+    for _ in range(2):
+        seq.replay()
+        got.append(out.copy_to_host())
+    numpy.testing.assert_array_equal(got, [want[0], want[2], want[4]])
+
+
 def test_a_launch_of_numba_that_escapes_is_told(numba: Any) -> None:
     scale = numba_scale()
     x, y = (numba.to_device(numpy.zeros(N, dtype="f4")) for _ in range(2))

@@ -107,10 +107,17 @@ class NumbaCompanion:
         self._driver, self._handle = framework.driver, handle
         self._segment: _Segment | None = None
         self._is_in = False
+        self.thread = threading.get_ident()
+        self._made_in_breaks: dict[int, int] = {}  # start -> end
 
     def enter(self) -> None:
-        self._watch.start()
+        self._watch.start(self)
         self._is_in = True
+
+    def note_allocation(self, memory: Any) -> None:
+        """The block's thread has allocated while no segment was open: in a break."""
+        start = int(memory.device_pointer)
+        self._made_in_breaks[start] = start + int(memory.size)
 
     def begin(self) -> None:
         self._segment = _Segment(self._driver, self._handle)
@@ -123,13 +130,15 @@ class NumbaCompanion:
         return None
 
     def birth(self, address: int) -> base.Birth | None:
+        if any(start <= address < end for start, end in self._made_in_breaks.items()):
+            return base.Birth.BREAK
         return None
 
     def leave(self, failed: bool) -> None:
         self.end()
         if self._is_in:
             self._is_in = False
-            self._watch.stop()
+            self._watch.stop(self)
 
 
 class _Segment:
@@ -158,31 +167,31 @@ class _Watch:
     def __init__(self, cuda: Any) -> None:
         driver = cuda.cudadrv.driver
         self._targets: list[tuple[type, str, Callable[[Any], Any]]] = [
-            (driver.Context, "memalloc", self._refusing),
-            (driver.Context, "memallocmanaged", self._refusing),
-            (driver.Context, "memhostalloc", self._refusing),
+            (driver.Context, "memalloc", self._allocating),
+            (driver.Context, "memallocmanaged", self._allocating),
+            (driver.Context, "memhostalloc", self._allocating),
             (driver._PendingDeallocs, "clear", self._deferring),
             (cuda.dispatcher._Kernel, "launch", self._noting),
         ]
         self._originals: list[tuple[type, str, Any]] = []
-        self._users = 0
+        self._blocks: list[NumbaCompanion] = []
         self._open: dict[int, list[_Segment]] = {}  # thread -> its open segments
         self._lock = threading.Lock()
 
-    def start(self) -> None:
+    def start(self, block: NumbaCompanion) -> None:
         with self._lock:
-            self._users += 1
-            if self._users == 1:
+            self._blocks.append(block)
+            if len(self._blocks) == 1:
                 for kind, name, wrap in self._targets:
                     original = getattr(kind, name, None)
                     if original is not None:
                         self._originals.append((kind, name, original))
                         setattr(kind, name, wrap(original))
 
-    def stop(self) -> None:
+    def stop(self, block: NumbaCompanion) -> None:
         with self._lock:
-            self._users -= 1
-            if not self._users:
+            self._blocks.remove(block)
+            if not self._blocks:
                 while self._originals:
                     kind, name, original = self._originals.pop()
                     setattr(kind, name, original)
@@ -203,14 +212,18 @@ class _Watch:
         segments = self._open.get(threading.get_ident())
         return segments[-1] if segments else None
 
-    def _refusing(self, original: Any) -> Any:
-        """An allocation: refused before the driver is asked, which would end the capture."""
+    def _allocating(self, original: Any) -> Any:
+        """An allocation: in a segment refused before the driver is asked, which would end the capture."""
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._here() is not None:
                 raise errors.numba_allocates()
-            return original(*args, **kwargs)
+            memory, thread = original(*args, **kwargs), threading.get_ident()
+            for block in list(self._blocks):
+                if block.thread == thread and hasattr(memory, "device_pointer"):
+                    block.note_allocation(memory)
+            return memory
 
         return call
 
