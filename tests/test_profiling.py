@@ -478,6 +478,27 @@ def test_a_break_that_waits_for_the_device_is_found_and_its_work_marked(
     assert threading.active_count() == 1
 
 
+def test_a_break_that_was_only_slow_for_once_does_not_wait(
+    device: Any, fake: FakeDelay, monkeypatch: Any
+) -> None:
+    @no_graph
+    def stumble() -> None:
+        if fake.launched and max(fake.launched[-3:]) < 1500:  # the first time with delays
+            fake.wait()
+
+    x = torch.ones(4)
+
+    def body() -> None:
+        x.add_(1)
+        stumble()
+        x.add_(1)
+
+    seq = capture(body)[0]
+    report = profile_as_on_a_device(seq, monkeypatch, iterations=3, warmup=0)
+    assert max(fake.launched) >= 2000, "it was not even looked at"
+    assert not any(each.waits for each in report.rows)
+
+
 def test_a_device_without_a_compiler_is_delayed_by_fills(bare_device: Any) -> None:
     driver = bindings.current()
     stream = driver.cuStreamCreate(1)

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 _ROUNDS = 5  # the ways of timing take turns, so that a slow moment of the machine meets all of them
-_GATED = 10  # replays with delays, at most
+_GATED, _LEAST_GATED = 10, 4  # replays with delays
+_MOST_GATES = 2000  # delays in all of them
 _MOST_EVENTS = 8192  # alive at once
 _SHOWN = 3  # replays on the timeline
 _LONGEST_DELAY = 50_000.0  # microseconds before one unit
@@ -77,10 +78,14 @@ def profile(
 
 
 class _Pass(NamedTuple):
-    """What was seen of some replays: for each, the times at its marks in microseconds."""
+    """What was seen of some replays: for each, the times at its marks in microseconds.
+
+    was_marked: of those with delays, in which units another thread has marked the end of the work.
+    """
 
     gpu: list[list[float]]
     cpu: list[list[float]]
+    was_marked: list[list[bool]]
 
 
 class _Profiler:
@@ -126,13 +131,14 @@ class _Profiler:
     def run(self, iterations: int, warmup: int) -> Report:
         for _ in range(warmup):
             self._replay_plainly()
-        plain, marked = _Pass([], []), _Pass([], [])
+        plain, marked = _Pass([], [], []), _Pass([], [], [])
         for count in _shares(iterations, min(_ROUNDS, iterations)):
             self._time_plain(count, plain)
             self._time_marked(count, marked)
         stamp = self._stamp_cost()
         with self._turn():
-            work, waits = self._work(marked, min(iterations, _GATED))
+            few = max(_LEAST_GATED, _MOST_GATES // len(self._units))
+            work, waits = self._work(marked, min(iterations, _GATED, few))
         return self._report(iterations, plain, marked, stamp, work, waits)
 
     def _time_plain(self, count: int, result: _Pass) -> None:
@@ -219,30 +225,37 @@ class _Profiler:
             min(cpu[number + 1] - cpu[number] for cpu in marked.cpu)
             for number in range(len(self._units))
         ]
-        # At least four times as long as the host takes when it is quickest.
-        delays = [min(4 * taken + 30.0, _LONGEST_DELAY) for taken in quickest]
+        # Several times as long as the host takes when it is quickest, and long enough to be seen.
+        delays = [min(4 * taken + 200.0, _LONGEST_DELAY) for taken in quickest]
         gated = self._time_gated(delays, count, ())
-        waits = [
-            unit.kind == BREAK
-            and statistics.median(cpu[number] for cpu in gated.cpu)
-            > quickest[number] + delays[number] / 2
-            for number, unit in enumerate(self._units)
-        ]
         work = [_middle([gpu[number] for gpu in gated.gpu]) for number in range(len(self._units))]
-        if any(waits):
+        suspects = [
+            number
+            for number, unit in enumerate(self._units)
+            if unit.kind == BREAK
+            and 3 * quickest[number] < delays[number]
+            and statistics.median(cpu[number] for cpu in gated.cpu) > 0.7 * delays[number]
+        ]
+        waits = [False] * len(self._units)
+        if suspects:
             delays = [
-                max(delay, _WAIT_DELAY) if waits[number] else 0.0
+                max(delay, _WAIT_DELAY) if number in suspects else 0.0
                 for number, delay in enumerate(delays)
             ]
-            probed = self._time_gated(delays, count, [n for n, wait in enumerate(waits) if wait])
-            for number, wait in enumerate(waits):
-                if wait:
-                    work[number] = _middle([gpu[number] for gpu in probed.gpu])
+            probed = self._time_gated(delays, count, suspects)
+            for number in suspects:
+                marked_at = [
+                    gpu[number]
+                    for gpu, was in zip(probed.gpu, probed.was_marked, strict=True)
+                    if was[number]
+                ]
+                if 2 * len(marked_at) > count:  # it was still waiting when the delay was half over
+                    waits[number], work[number] = True, _middle(marked_at)
         return work, waits
 
     def _time_gated(self, delays: Sequence[float], count: int, probed: Sequence[int]) -> _Pass:
         """Each unit behind its delay; those that are probed up to where the host begins to wait."""
-        result = _Pass([], [])
+        result = _Pass([], [], [])
         many = len(self._units)
         for _ in range(count):
             with self._quiet():
@@ -265,6 +278,7 @@ class _Profiler:
                 result.gpu.append([gate.gpu(self._driver) for gate in gates])
                 self._drop(events)
             result.cpu.append([gate.cpu for gate in gates])
+            result.was_marked.append([gate.is_marked for gate in gates])
         return result
 
     # ---- replays
@@ -418,7 +432,7 @@ class _Gate:
         self._microseconds = microseconds
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_marked = False
+        self.is_marked = False
         self._before = self.cpu = 0.0
 
     def open(self) -> None:
@@ -450,11 +464,11 @@ class _Gate:
         if not self._over.wait(self._microseconds / 2e6):
             with contexts.made_current(profiler._driver, profiler._sequence._context):
                 profiler._mark(self._probe)
-            self._is_marked = True
+            self.is_marked = True
 
     def gpu(self, driver: bindings.Driver) -> float:
         """How long the stream worked at the unit, in microseconds."""
-        end = self._probe if self._is_marked else self._end
+        end = self._probe if self.is_marked else self._end
         return max(0.0, 1e3 * float(driver.cuEventElapsedTime(self._begin, end)))
 
 

@@ -149,7 +149,7 @@ class Report:
         try:
             console = importlib.import_module("rich.console")
         except ImportError:
-            return "\n".join([self._headline(), "", *self._plain_table(), "", *self._remarks()])
+            return "\n".join([self._headline(), "", self.table(), "", *self._remarks()])
         text = io.StringIO()
         shown = console.Console(file=text, width=width, highlight=False, color_system=None)
         shown.print(self._headline(), markup=False)
@@ -190,12 +190,13 @@ class Report:
         )  # fmt: skip
         return [*(self._cells(row) for row in self.rows), total]
 
-    def _plain_table(self) -> list[str]:
+    def table(self) -> str:
+        """The table alone, as plain text."""
         table = [_HEADS, *self._table()]
         widths = [max(len(cells[place]) for cells in table) for place in range(len(_HEADS))]
         lines = ["  ".join(_aligned(cells, widths)).rstrip() for cells in table]
         rule = "-" * max(map(len, lines))
-        return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
     def _rich_table(self) -> Any:
         rich_table, text = (importlib.import_module(f"rich.{name}") for name in ("table", "text"))

@@ -126,7 +126,7 @@ class Side {
         : make("button", { type: "button", onclick: () => this.up(depth) }, title),
     );
     const graph = this.graph;
-    const count = graph ? `${graph.nodes.length} nodes` : "";
+    const count = graph ? counted(graph.nodes.length) : "";
     this.bar.replaceChildren(...titles, make("span", { className: "quiet" }, count));
     this.scroll.scrollTo(0, 0);
     if (!graph) {
@@ -306,6 +306,10 @@ function arrowHead(number) {
   return draw("defs", {}, draw("marker", { id: `end${number}`, ...size }, head));
 }
 
+function counted(nodes) {
+  return `${nodes} ${nodes === 1 ? "node" : "nodes"}`;
+}
+
 function clipped(text, length) {
   return text.length > length ? text.slice(0, length - 1) + "…" : text;
 }
@@ -376,7 +380,7 @@ function showNode(side, node) {
   made.push(pairs(facts));
   for (const inner of node.inside || []) {
     const open = () => side.enter(inner.title, inner);
-    const text = `Open ${inner.title}: ${inner.nodes.length} nodes`;
+    const text = `Open ${inner.title}: ${counted(inner.nodes.length)}`;
     made.push(make("p", {}, make("button", { type: "button", onclick: open }, text)));
   }
   made.push(...changeTable(changes.flat().filter((change) => change[key] === node.id)));
