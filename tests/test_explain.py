@@ -397,6 +397,31 @@ def test_a_training_step_shows_nothing(device: Any) -> None:
     assert explain(step), str(explain(step))
 
 
+def test_a_training_step_is_compared_from_equal_parameters(device: Any) -> None:
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def clip_gradients() -> None:
+        if model.weight.grad.norm().item() > 0.01:
+            model.weight.grad.mul_(0.5)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean()
+        loss.backward()
+        clip_gradients()
+        optimizer.step()
+        return loss.detach()
+
+    step(x)
+    weight = model.weight.detach().clone()
+    report = explain(step, x, check=True)
+    assert [mark.function.rpartition(".")[2] for mark in report.marks] == ["clip_gradients"]
+    assert report.check, str(report)
+    assert "on changed ones" in report.check.text
+    torch.testing.assert_close(model.weight.detach(), weight, rtol=0, atol=0)  # put back
+
+
 def test_an_optimizer_that_torch_would_not_capture_is_found(device: Any) -> None:
     weight = torch.nn.Parameter(torch.ones(4))
     weight.grad = torch.ones(4)
@@ -590,12 +615,31 @@ def step(x):
 # ---------------------------------------------------------------- state, and what it leaves alone
 
 
+class Counter:
+    """Does something else at each call."""
+
+    calls = 0
+
+    def __call__(self, t: Any) -> None:
+        self.calls += 1
+        t.mul_(self.calls)
+
+
 def test_arguments_hold_what_one_run_made_of_them(device: Any) -> None:
     x = x_of()
     explain(inside(gate), x)
     assert x.tolist() == [1.0, -2.0, 3.0, -4.0]
     explain(gate, x)
     assert x.tolist() == [-3.0, 6.0, -9.0, 12.0]
+
+
+@pytest.mark.parametrize(
+    "function", [gate, largest, Counter()], ids=["captured", "refused", "uneven"]
+)
+def test_a_check_puts_the_arguments_back(device: Any, function: Callable[..., Any]) -> None:
+    x = x_of()
+    explain(function, x, check=True)
+    assert x.tolist() == [1.0, -2.0, 3.0, -4.0]
 
 
 def test_random_numbers_are_those_of_eager_runs(device: Any) -> None:
@@ -648,6 +692,15 @@ def test_what_is_not_callable_is_refused(device: Any) -> None:
 def test_it_works_in_a_thread_of_its_own(device: Any) -> None:
     report = in_thread(lambda: explain(inside(gate), x_of()))
     assert_found(report, "host read", gate)
+
+
+def test_what_other_threads_do_is_not_the_functions(device: Any) -> None:
+    def step(x: Any) -> Any:
+        in_thread(torch.cpu.synchronize)
+        return x * 2
+
+    report = explain(step, x_of())
+    assert report.findings == (), str(report)
 
 
 # ---------------------------------------------------------------- the page

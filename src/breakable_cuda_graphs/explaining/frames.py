@@ -14,6 +14,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import CodeType, FrameType, TracebackType
@@ -52,6 +53,9 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 #: What Cython made of a framework has the path that it had where it was compiled.
 _COMPILED = (".pyx", ".pxi", ".pxd")
+
+#: The outermost frame of a thread that Python began.
+_THREAD = threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]
 
 #: What the user typed has no file either: `python -c`, the prompt, a notebook's cell.
 _TYPED = ("<string>", "<stdin>", "<console>", "<python-input", "<ipython-input")
@@ -134,12 +138,20 @@ class Stack(NamedTuple):
         return mine[0] if mine else self.places[0] if self.places else None
 
 
+#: A call that the user's function has nothing to do with.
+_NOBODY = Stack((), False, True)
+
+
 def stack(home: CodeType, thread: int) -> Stack:
     """The present call's stack, up to the frame of `home`, which called the user's function.
 
-    A thread of its own (autograd's) goes on in the stack of `thread`, where `home` runs.
+    A thread of autograd's goes on in the stack of `thread`, where `home` runs; one that Python began
+    has nothing to do with the call.
     """
-    return _stack((frame, frame.f_lineno) for frame in _frames(home, thread))
+    found = list(_frames(home, thread))
+    if found and found[-1].f_code is _THREAD:
+        return _NOBODY
+    return _stack((frame, frame.f_lineno) for frame in found)
 
 
 def stack_of(traceback: TracebackType | None, home: CodeType) -> Stack:
@@ -173,6 +185,8 @@ def _frames(home: CodeType, thread: int) -> Iterator[FrameType]:
         if frame.f_code is home:
             return
         yield frame
+        if frame.f_code is _THREAD:
+            return
         frame = frame.f_back
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code is not home:

@@ -63,8 +63,8 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
     args, kwargs: what it is called with.
     check: also capture it, with the proposed functions marked for the time of it, and compare replays
         with eager runs: on the given arguments, and on changed ones (floating tensors halved and
-        reversed). Runs `fn` up to four times more. The contents of the arguments, and of other tensors
-        that it was seen to write, are put back before each run; state of Python's is not.
+        reversed). Runs `fn` four times more. The contents of the arguments, and of other tensors that it
+        was seen to write, are put back before each run and at the end; state of Python's is not.
 
     Returns a `Report`: `.findings`, `.marks`, `.check`, and a page of text with `print`. It is true
     where nothing was found and no check failed. Raises what `fn` raises; `TypeError` if that is not callable;
@@ -170,12 +170,21 @@ class _Run:
         proposal = propose(watch)
         if state is None:
             return proposal, None
-        trial = Trial(watch, self._sequence, self._call)
+        try:
+            return self._checked(proposal, state, first)
+        finally:
+            state.restore()
+
+    def _checked(
+        self, proposal: Proposal, state: Any, first: list[Any]
+    ) -> tuple[Proposal, Check | None]:
+        """Try the proposal; what a trial refuses changes it, and it is tried again."""
+        trial = Trial(self._watch, self._sequence, self._call)
         while True:
             checked, failure = trial.check(proposal.marks, state, first)
             if failure is None or not self._note_refusal(failure):
                 return proposal, checked
-            before, proposal = proposal, propose(watch)
+            before, proposal = proposal, propose(self._watch)
             if proposal.marks == before.marks:
                 return proposal, checked
 

@@ -57,11 +57,11 @@ class Watch:
         `unless_known`: it is only another view of what the line is known for already.
         """
         stack = stack or self.stack()
-        if threading.get_ident() != self.thread:
-            self._come_along()
         place = stack.user
         if stack.is_in_break or stack.is_ours or place is None:
             return
+        if threading.get_ident() != self.thread:
+            self._come_along()
         known = next((f for f in self.findings if (f.file, f.line) == place[:2]
                       and (f.kind == kind or unless_known)), None)  # fmt: skip
         if known is not None:
