@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -135,6 +136,13 @@ def road(bare_device, monkeypatch):
     assert bare_device.leaks() == []
 
 
+def replay(traffic: Traffic, launch: Callable[[], object] = lambda: None) -> None:
+    with traffic.lock:
+        traffic.before_replay()
+        launch()
+        traffic.after_replay()
+
+
 def put(draws: Any, stream: Any) -> None:
     draws.stream, draws.handle = stream, int(stream)
 
@@ -215,8 +223,7 @@ def test_a_failed_opening_can_be_closed(road):
         traffic.open(draws, fail)
     close(traffic, draws, one)
     close(traffic, draws, one)
-    with traffic.replaying():
-        pass
+    replay(traffic)
 
 
 class FakeGenerator:
@@ -264,11 +271,10 @@ def test_a_replay_in_the_capturing_thread_is_refused(road):
     traffic, (one, _) = road
     draws = FakeDraws()
     open_(traffic, draws, one)
-    with pytest.raises(ReplayError, match="random"), traffic.replaying():
-        pytest.fail("it was let through")
+    with pytest.raises(ReplayError, match="random"):
+        replay(traffic, lambda: pytest.fail("it was let through"))
     close(traffic, draws, one)
-    with traffic.replaying():
-        pass
+    replay(traffic)
 
 
 def test_a_replay_waits_for_the_segment_of_another_thread(road):
@@ -278,14 +284,13 @@ def test_a_replay_waits_for_the_segment_of_another_thread(road):
     driver = bindings.current()
     context = driver.cuCtxGetCurrent()
 
-    def replay() -> None:
+    def other() -> None:
         driver.cuCtxSetCurrent(context)
         entered.set()
-        with traffic.replaying():
-            log.append("replayed")
+        replay(traffic, lambda: log.append("replayed"))
 
     open_(traffic, draws, one)
-    thread = threading.Thread(target=replay)
+    thread = threading.Thread(target=other)
     thread.start()
     assert entered.wait(10)
     thread.join(0.05)
@@ -301,12 +306,8 @@ def test_a_replay_does_not_wait_for_ever(road, monkeypatch):
     draws = FakeDraws()
     open_(traffic, draws, one)
 
-    def replay() -> None:
-        with traffic.replaying():
-            pytest.fail("it was let through")
-
     with pytest.raises(ReplayError, match="Replay when"):
-        in_thread(replay)
+        in_thread(lambda: replay(traffic, lambda: pytest.fail("it was let through")))
     close(traffic, draws, one)
 
 
@@ -316,14 +317,37 @@ def test_refills_on_different_streams_follow_each_other(road, monkeypatch):
     monkeypatch.setattr(
         type(traffic._mark), "order_after", lambda mark, handle, stream: waited.append(handle)
     )
-    draws = FakeDraws()
+    draws, other = FakeDraws(), FakeDraws()
     open_(traffic, draws, two)
     close(traffic, draws, two)
-    assert traffic._mark._stream == int(two)
-    with traffic.replaying():
-        pass
+    replay(traffic)
     assert traffic._mark._stream == int(one)
-    assert waited == [int(two), int(one)]
+    open_(traffic, other, two)
+    close(traffic, other, two)
+    assert waited == [int(two), int(one), int(two)]
+
+
+def test_segments_of_one_block_need_no_mark_between_them(road, monkeypatch):
+    traffic, (one, two) = road
+    recorded: list[int] = []
+    record = type(traffic._mark).record
+    monkeypatch.setattr(
+        type(traffic._mark),
+        "record",
+        lambda mark, handle, stream: (recorded.append(handle), record(mark, handle, stream)),
+    )
+    draws, other = FakeDraws(), FakeDraws()
+    for _ in range(3):
+        open_(traffic, draws, two)
+        close(traffic, draws, two)
+    assert recorded == []
+    open_(traffic, other, one)  # another block's refill follows them
+    assert recorded == [int(two)]
+    close(traffic, other, one)
+    traffic.left(draws)
+    assert recorded == [int(two)]
+    traffic.left(other)  # before its stream may go
+    assert recorded == [int(two), int(one)]
 
 
 def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):
@@ -333,8 +357,7 @@ def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):
     open_(traffic, host, one)
     open_(traffic, other, two)
     assert not other.is_guest
-    with traffic.replaying():
-        pass
+    replay(traffic)
     close(traffic, host, one)
     close(traffic, other, two)
 

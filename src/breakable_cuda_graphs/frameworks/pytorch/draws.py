@@ -129,8 +129,10 @@ class Draws:
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
-        for counter in self._counters:
-            counter.finish(failed)
+        with self.lock:
+            for counter in self._counters:
+                counter.finish(failed)
+            self._traffic.left(self)
 
 
 class _Counter:
@@ -222,20 +224,23 @@ class DrawingRunner:
         return self._shell.raw_cuda_graph()
 
     def replay(self) -> None:
-        with self._traffic.replaying():
-            before = [view.get_offset() for view, _, _ in self._shifts]
+        traffic, shifts = self._traffic, self._shifts
+        with traffic.lock:
+            traffic.before_replay()
+            before = [view.get_offset() for view, _, _ in shifts]
             try:
-                for (view, start, _), offset in zip(self._shifts, before, strict=True):
+                for (view, start, _), offset in zip(shifts, before, strict=True):
                     view.set_offset((offset - start) % _WRAP)
                 self._shell.replay()
             except BaseException:
-                for (view, _, _), offset in zip(self._shifts, before, strict=True):
+                for (view, _, _), offset in zip(shifts, before, strict=True):
                     view.set_offset(offset)
                 raise
-            for (view, _, used), offset in zip(self._shifts, before, strict=True):
+            for (view, _, used), offset in zip(shifts, before, strict=True):
                 end = (offset + used) % _WRAP
                 if view.get_offset() != end:
                     view.set_offset(end)
+            traffic.after_replay()
 
     def close(self) -> None:
         shell, self._shell = self._shell, None
@@ -307,6 +312,8 @@ class Traffic:
         self._progress_of_hosts: dict[
             Draws, dict[Draws, tuple[int, ...]]
         ] = {}  # when the guest opened
+        self._unmarked: Draws | None = None  # whose refill ran last, on its stream, without a mark
+        self._handle, self._stream = -1, None  # of the last replay
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
 
@@ -316,7 +323,8 @@ class Traffic:
             begin_capture()
             return
         with self.lock:
-            self._mark.order_after(draws.handle, draws.stream)
+            if self._unmarked is not draws:
+                self._order(draws.handle, draws.stream)
             hosts = {other: other.progress() for other in self._open if not other.is_guest}
             draws.is_guest, draws.had_guest, draws.is_spoilt = bool(hosts), False, False
             for host in hosts:
@@ -330,11 +338,32 @@ class Traffic:
                 begin_capture()
 
     def ended(self, draws: Draws) -> None:
-        """A segment is over: what follows on other streams follows its refill."""
+        """A segment is over: what follows on other streams follows its refill.
+
+        The mark for that is recorded when somebody comes, or at the end of the block: segments of a
+        block follow each other on one stream anyway.
+        """
         self._progress_of_hosts.pop(draws, None)
         if self._open.pop(draws, None) is not None:
             self._changed.notify_all()
+            if self._unmarked is not draws:
+                self._settle()
+            self._unmarked = draws
+
+    def left(self, draws: Draws) -> None:
+        """A block is over: its stream may go."""
+        if self._unmarked is draws:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Set the mark behind the last refill."""
+        draws, self._unmarked = self._unmarked, None
+        if draws is not None:
             self._mark.record(draws.handle, draws.stream)
+
+    def _order(self, handle: int, stream: Any) -> None:
+        self._settle()
+        self._mark.order_after(handle, stream)
 
     def spoil_hosts(self, guest: Draws) -> bool:
         """A guest has drawn from generators that another open capture has: whether that is lost.
@@ -349,21 +378,23 @@ class Traffic:
                 host.is_spoilt = spoilt = True
         return spoilt
 
-    @contextlib.contextmanager
-    def replaying(self) -> Iterator[None]:
-        """Around the refill and launch of a replay."""
+    def before_replay(self) -> None:
+        """Before the refill and the launch of a replay, under the lock."""
         if not SHARED_TENSORS:
-            yield
             return
-        handle = torch._C._cuda_getCurrentRawStream(self._device)
-        stream = types.CUstream(handle)
-        with self._changed:
+        if self._open:
             own = threading.get_ident() in self._open.values()
             if own or not self._changed.wait_for(lambda: not self._open, _PATIENCE):
                 raise errors.draw_during_capture()
-            self._mark.order_after(handle, stream)
-            yield
-            self._mark.record(handle, stream)
+        handle = torch._C._cuda_getCurrentRawStream(self._device)
+        if handle != self._handle:
+            self._handle, self._stream = handle, types.CUstream(handle)
+        self._order(handle, self._stream)
+
+    def after_replay(self) -> None:
+        """Behind the launch."""
+        if SHARED_TENSORS:
+            self._mark.record(self._handle, self._stream)
 
 
 @contextlib.contextmanager
