@@ -55,7 +55,8 @@ class Driver:
         self.owners: weakref.WeakSet[Any] | None = weakref.WeakSet() if simulated else None
         self.version = int(self.cuDriverGetVersion())
         self.cuInit(0)
-        self._capture_info = getattr(self, self._newest("cuStreamGetCaptureInfo", "_v3"))
+        self._capture_info_name = self._newest("cuStreamGetCaptureInfo", "_v3")
+        self._capture_info = self.raw(self._capture_info_name)  # raw: once for each segment
         self._update_dependencies = self._newest("cuStreamUpdateCaptureDependencies", "_v2")
         self._get_edges = self._newest("cuGraphGetEdges", "_v2")
         self._get_dependencies = self._newest("cuGraphNodeGetDependencies", "_v2")
@@ -125,7 +126,9 @@ class Driver:
 
     def capture_info(self, stream: Any) -> CaptureInfo:
         """The capture that a stream is in. Never raises for an invalidated one."""
-        status, identity, graph, dependencies, edges, count = self._capture_info(stream)
+        code, status, identity, graph, dependencies, edges, count = self._capture_info(stream)
+        if code:
+            raise self.error(self._capture_info_name, code)
         if status != 1:
             return CaptureInfo(int(status), 0, None, [], [])
         nodes = dependencies[:count] if count else []

@@ -8,6 +8,7 @@ One that is loaded inside a segment comes too late for it: what it has made ther
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 from .. import errors
@@ -48,6 +49,7 @@ class Accompanied:
         self._framework, self._pool = framework, pool
         self._stream, self._handle = stream, as_handle(stream)
         self._companions: dict[str, Companion] = {}
+        self._modules = 0  # how many were loaded when none of them was a library that is not known
 
     @property
     def uses_workspace(self) -> bool:
@@ -70,8 +72,14 @@ class Accompanied:
             companion.enter()
 
     def _newly_loaded(self) -> list[str]:
-        driver, known = self._framework.driver, self._companions
-        return [n for n in libraries.NAMES if n not in known and libraries.loaded(driver, n)]
+        """What has been loaded since; asked twice a segment, so it counts modules first."""
+        modules = len(sys.modules)
+        if modules == self._modules:
+            return []
+        new = [n for n in libraries.NAMES if n in sys.modules and n not in self._companions]
+        if not new:  # one that is only half there has to be looked at again
+            self._modules = modules
+        return [name for name in new if libraries.loaded(self._framework.driver, name)]
 
     def _companion(self, name: str, module: Any) -> Companion:
         if name == "cupy":
@@ -91,12 +99,11 @@ class Accompanied:
     def end(self, survey: Survey | None) -> Captured:
         kept = [companion.end() for companion in self._companions.values()]
         captured = self.inner.end(survey)
-        problem = captured.problem
         late = self._newly_loaded()
-        if late and problem is None:
-            problem = errors.library_came_late(late[0])
+        if late and captured.problem is None:
+            captured = captured._replace(problem=errors.library_came_late(late[0]))
         kept = [thing for thing in kept if thing is not None]
-        return captured._replace(problem=problem, keep=kept or None)
+        return captured._replace(keep=kept) if kept else captured
 
     def abandon(self) -> None:
         try:
