@@ -34,8 +34,9 @@ CALLS = {
     "CUDAGraph.reset": 1,
     "cuGraphInstantiate": 1,
 }
-FRAMES, BYTECODES = 120, 2950
-WATCHING_FRAMES, WATCHING_BYTECODES = 125, 3050
+#: Bytecodes are counted differently by each Python: there is room for that.
+FRAMES, BYTECODES = 120, 3100
+WATCHING_FRAMES, WATCHING_BYTECODES = 125, 3200
 
 
 @pytest.fixture(scope="module")
