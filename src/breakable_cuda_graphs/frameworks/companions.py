@@ -8,7 +8,6 @@ One that is loaded inside a segment comes too late for it: what it has made ther
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 
 from .. import errors
@@ -49,7 +48,6 @@ class Accompanied:
         self._framework, self._pool = framework, pool
         self._stream, self._handle = stream, as_handle(stream)
         self._companions: dict[str, Companion] = {}
-        self._modules = 0  # how many were loaded when none of them was a library that is not known
 
     @property
     def uses_workspace(self) -> bool:
@@ -72,14 +70,12 @@ class Accompanied:
             companion.enter()
 
     def _newly_loaded(self) -> list[str]:
-        """What has been loaded since; asked twice a segment, so it counts modules first."""
-        modules = len(sys.modules)
-        if modules == self._modules:
-            return []
-        new = [n for n in libraries.NAMES if n in sys.modules and n not in self._companions]
-        if not new:  # one that is only half there has to be looked at again
-            self._modules = modules
-        return [name for name in new if libraries.loaded(self._framework.driver, name)]
+        """What has been loaded since; asked twice a segment."""
+        driver, new = self._framework.driver, []
+        for name in libraries.NAMES:
+            if libraries.loaded(driver, name) is not None and name not in self._companions:
+                new.append(name)
+        return new
 
     def _companion(self, name: str, module: Any) -> Companion:
         if name == "cupy":
