@@ -225,7 +225,7 @@ class Floor:
 
 
 def shrink() -> None:
-    """Sizes for a machine on which each operator of a capture takes a millisecond; three rounds."""
+    """Sizes for a machine on which each operator of a capture takes a millisecond, and few rounds."""
     from benchmarks import (
         capture,
         decoder,
@@ -254,14 +254,18 @@ def shrink() -> None:
     decoder.QUICK_SIZE = decoder.Size(2, 32, 64, 2, 50)
     decoder.QUICK_SHAPES = (decoder.Shape("decode, batch 1", 1, 1, 4),)
     diffusion.QUICK_SIZE = diffusion.Size(3, 2, 32, 2, 8, 4)
-    soak.QUICK_REPLAYS, soak.QUICK_ROUNDS, soak.SIZE = 20, 20, 64
+    soak.SIZE = 64
+    soak.run = lambda settings, report, progress: (
+        soak.replays(11, report),
+        soak.rounds(11, report),
+    )
     memory.settle = lambda: None
     where.SHORT, where.LONG = 1, 4
     memory.pool_bytes, memory.plain = lambda pool: 1 << 20, lambda pool: (0, 1)
     capture.LONGEST_TURN_US = 1e9
     rebind.driver_calls = lambda scene: rivals.noop
     Settings.pick = lambda self, full, quick: (  # type: ignore[method-assign]
-        3 if isinstance(quick, int) and quick < 20 else quick
+        min(quick, 2) if isinstance(quick, int) else quick
     )
     rebind.QUICK_NODES, rebind.QUICK_SIZES = (1, 4), (4 * rebind.KB, 16 * rebind.KB)
 

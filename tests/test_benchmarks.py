@@ -413,7 +413,7 @@ def test_every_benchmark_can_be_run_and_says_its_question(name: str) -> None:
 def dry(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What all benchmarks write down on the simulated device (see `dry_run.py`)."""
     pytest.importorskip("torch")
-    names = [name for name in REGISTRY if name not in NEED_TRANSFORMERS or has_transformers()]
+    names = [name for name in REGISTRY if not lacks(name)]
     out = tmp_path_factory.mktemp("dry")
     command = [sys.executable, str(ROOT / "tests" / "dry_run.py"), "--only", ",".join(names)]
     done = subprocess.run(
@@ -423,22 +423,24 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: json.loads((out / f"{name}.json").read_text()) for name in names}
 
 
-NEED_TRANSFORMERS = ("decoder", "diffusion")
-
 #: What cannot be there without a GPU or on a quick run.
 ABSENT = {"core", "cupy", "compiled"}
 
 
-def has_transformers() -> bool:
-    return importlib.util.find_spec("transformers") is not None
+def lacks(name: str) -> str:
+    """What a benchmark cannot do without and this machine does not have."""
+    if name in ("decoder", "diffusion") and importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed"
+    return "a GPU for each rank" if name == "ranks" else ""
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_benchmark_runs_and_every_rival_is_checked_and_measured(
     dry: dict[str, Any], name: str
 ) -> None:
-    if name not in dry:
-        pytest.skip("transformers is not installed")
+    if lacks(name):
+        pytest.skip(lacks(name))
     document = dry[name]
     assert document["error"] is None
     assert set(document["absent"]) <= ABSENT
