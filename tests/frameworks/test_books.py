@@ -86,11 +86,12 @@ class Bench:
         self.driver.cuCtxSetCurrent(self.driver.cuDevicePrimaryCtxRetain(0))
         self.stream = FakeShell.stream = self.driver.cuStreamCreate(1)
         self.address = int(self.driver.cuMemAlloc(4))
+        self.event = self.driver.cuEventCreate(2)
         self.freed: list[Books] = []
         self.made: list[Books] = []
 
     def books(self, mode: str = "global", generators: tuple[Any, ...] = ()) -> Books:
-        made = Books(self.driver, self.stream, (0, 1), mode, generators)
+        made = Books(self.driver, self.stream, (0, 1), mode, generators, self.event)
         self.made.append(made)
         return made
 
@@ -107,6 +108,7 @@ class Bench:
         for books in self.made:
             books.shell.reset()
         self.driver.cuMemFree(self.address)
+        self.driver.cuEventDestroy(self.event)
         self.driver.cuStreamDestroy(self.stream)
         release.drain()
         assert self.device.leaks() == []

@@ -22,14 +22,14 @@ CALLS = {
     "CUDAGraph.capture_begin": 1,
     "cuCtxGetCurrent": 1,  # the break may have come on a thread that works in another context
     "Generator.set_state": 1,  # the segment counts draws from the true offset on
-    "cuStreamGetCaptureInfo": 2,
+    "cuStreamGetCaptureInfo": 1,
     "cuGraphGetNodes": 1,
     "cuGraphNodeGetType": 1,
     "cuGraphKernelNodeGetParams": 1,
     "Generator.get_state": 1,
     "cuStreamEndCapture": 1,
     "cuStreamBeginCapture": 1,  # the dummy that closes torch's books
-    "cuGraphAddEmptyNode": 1,
+    "cuEventRecordWithFlags": 1,  # its node
     "CUDAGraph.capture_end": 1,
     "CUDAGraph.reset": 1,
     "cuGraphInstantiate": 1,

@@ -23,19 +23,23 @@ from ..._driver.capturing import Ended
 
 _NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
 
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: the recording becomes a node
+
 
 class Books:
     """The torch side of one capture on one stream, which is torch's current stream throughout."""
 
     def __init__(
-        self, driver: Driver, stream: Any, pool: Any, mode: str, generators: tuple[Any, ...]
-    ) -> None:
+        self, driver: Driver, stream: Any, pool: Any, mode: str, generators: tuple[Any, ...],
+        event: Any,
+    ) -> None:  # fmt: skip
         self.driver = driver
         self.mode = mode
         self.pool = pool
         self.stream = stream
         self.shell: Any = torch.cuda.CUDAGraph(keep_graph=True)
         self._generators = generators
+        self._event = event  # any: the dummy's node names it, and nobody launches the dummy
         self._stage = _NEW
         self.is_sound = False  # torch has ended the capture: the shell can anchor a pool
 
@@ -90,10 +94,10 @@ class Books:
         driver, stream = self.driver, self.stream
         capturing.begin(driver, stream, "relaxed")
         try:
-            graph = driver.capture_info(stream).graph
-            if inside is None:
-                driver.cuGraphAddEmptyNode(graph, None, 0)
+            if inside is None:  # one call makes a node; asking for the graph first takes two
+                driver.cuEventRecordWithFlags(self._event, stream, _EXTERNAL)
             else:
+                graph = driver.capture_info(stream).graph
                 driver.cuGraphAddChildGraphNode(graph, None, 0, inside)
             self._capture_end()
             self.is_sound = True

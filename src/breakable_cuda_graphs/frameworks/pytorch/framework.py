@@ -126,7 +126,12 @@ class TorchSession:
         modes.clear_weight_cache()
         self.pool.open_capture(self)
         books = self._books = Books(
-            self.driver, self.stream, self.pool.identity, self.mode, draws.registered
+            self.driver,
+            self.stream,
+            self.pool.identity,
+            self.mode,
+            draws.registered,
+            self.pool.event.value,
         )
         self._on_stream(draws.open, books.open)
 

@@ -18,6 +18,7 @@ import torch
 from ... import errors
 from ..._driver import process, release
 from ..._driver.bindings import Driver
+from ..._driver.handles import EventHandle
 from ..._driver.ordering import CompletionMark
 from . import capture_streams, workspaces
 from .capture_streams import CaptureStream
@@ -51,6 +52,7 @@ class TorchPool:
         self._anchor: Any = None
         self._ranges: list[tuple[int, int]] = []
         self._epoch = process.epoch
+        self.event = EventHandle.create(driver)  # for the dummies that close torch's books
         self.mark = CompletionMark(driver)  # last: made whole, it has to be closed
 
     @property

@@ -81,12 +81,11 @@ def contains(stream: int, address: int) -> bool:
 
 def contain(stream: int, kernels: Iterable[list[int]]) -> bool:
     """Whether any kernel's arguments point into the workspaces of a capture stream."""
-    return any(
-        start <= word < end
-        for start, end in _ranges.get(stream, ())
-        for words in kernels
-        for word in words
-    )
+    for start, end in _ranges.get(stream, ()):
+        for words in kernels:
+            if any([start <= word < end for word in words]):  # a list is faster than a generator
+                return True
+    return False
 
 
 def _products(device: int, grad: bool) -> None:
