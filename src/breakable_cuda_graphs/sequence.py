@@ -90,12 +90,11 @@ class CUDAGraphSequence:
             plan = self._plan
             if plan is None:  # reset by another thread in between
                 return
-            handle = plan.framework.current_stream() if stream is None else as_handle(stream)
+            here = plan.framework.current_stream()
+            handle = here if stream is None else as_handle(stream)
             if handle != self._handle:
                 self._handle, self._stream = handle, bindings.types.CUstream(handle)
-            if (stream is None or handle == plan.framework.current_stream()) and self._is_at_home(
-                plan
-            ):
+            if handle == here and self._is_at_home(plan):
                 self._run(plan, handle, self._stream)
             else:
                 self._replay_elsewhere(plan, stream, handle)

@@ -24,7 +24,6 @@ CALLS = {
     "Generator.set_state": 1,  # the segment counts draws from the true offset on
     "cuStreamGetCaptureInfo": 1,
     "cuGraphGetNodes": 1,
-    "cuGraphNodeGetType": 1,
     "cuGraphKernelNodeGetParams": 1,
     "Generator.get_state": 1,
     "cuStreamEndCapture": 1,

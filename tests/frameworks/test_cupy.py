@@ -42,6 +42,7 @@ def loaded(bare_device: Any, monkeypatch: Any) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(sequences.frameworks, "choose", lambda driver, stream: framework)
     modules: dict[str, Any] = {}
     monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
+    monkeypatch.setattr(libraries, "present", lambda: list(modules))
     yield modules
     modules.clear()
     gc.collect()

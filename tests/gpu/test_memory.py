@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, no_graph
+from breakable_cuda_graphs.frameworks.pytorch import workspaces
 
 from .helpers import (
     MODES,
@@ -290,6 +291,21 @@ def test_a_stranger_may_clear_the_workspaces_and_replays_stay_right(shape: Any, 
         seq.replay()
         close(out.float(), body().float(), tolerance=0.02)
     check_canaries(guards)
+
+
+def test_workspaces_are_made_once_and_again_after_a_clear() -> None:
+    seq = CUDAGraphSequence()
+    stream = seq.stream
+    workspaces.make(0, stream)
+    given = workspaces._allocations(0)
+    workspaces.make(0, stream)
+    assert workspaces._allocations(0) == given
+    torch._C._cuda_clearCublasWorkspaces()
+    workspaces.make(0, stream)
+    again = workspaces._allocations(0)
+    assert again > given
+    workspaces.make(0, stream)
+    assert workspaces._allocations(0) == again
 
 
 def test_resetting_one_sequence_leaves_the_products_of_another(weight: Any) -> None:

@@ -111,6 +111,18 @@ class KernelReader:
         packed = _packed_buffer(int(params.extra or 0))
         return [packed[offset : offset + size] for offset, size in parameters]
 
+    def words_of(self, node: Any) -> list[int] | None:
+        """The argument words of a kernel node; None for a node of another kind.
+
+        The driver does not read those as kernels; so a kernel need not be asked for its kind first.
+        """
+        code, params = self._get_params(node)
+        if not code:
+            return self.words(params)
+        if node_type(self.driver, node) == KERNEL:
+            raise self.driver.error("cuGraphKernelNodeGetParams", code)
+        return None
+
     def words(self, params: Any) -> list[int]:
         """Every 8-byte step of every argument, as unsigned numbers."""
         table = int(params.kernelParams or 0)
@@ -200,11 +212,14 @@ class Survey:
     def _note(self, nodes: list[Any]) -> None:
         reader, driver = self._reader, self._reader.driver
         for node in nodes:
+            words = reader.words_of(node)
+            if words is not None:
+                self.kinds.add(KERNEL)
+                self.kernel_words.append(words)
+                continue
             kind = node_type(driver, node)
             self.kinds.add(kind)
-            if kind == KERNEL:
-                self.kernel_words.append(reader.words(reader.params(node)))
-            elif kind == MEMCPY:
+            if kind == MEMCPY:
                 self._note_copy(driver.cuGraphMemcpyNodeGetParams(node))
             elif kind == MEMSET:
                 self._pointers.add(int(driver.cuGraphMemsetNodeGetParams(node).dst))

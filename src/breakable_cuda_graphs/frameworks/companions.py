@@ -71,11 +71,9 @@ class Accompanied:
 
     def _newly_loaded(self) -> list[str]:
         """What has been loaded since; asked twice a segment."""
-        driver, new = self._framework.driver, []
-        for name in libraries.NAMES:
-            if libraries.loaded(driver, name) is not None and name not in self._companions:
-                new.append(name)
-        return new
+        driver, known = self._framework.driver, self._companions
+        there = libraries.present()
+        return [n for n in there if n not in known and libraries.loaded(driver, n)] if there else []
 
     def _companion(self, name: str, module: Any) -> Companion:
         if name == "cupy":

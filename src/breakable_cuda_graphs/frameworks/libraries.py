@@ -24,6 +24,12 @@ _WHOLE = {
 NAMES = tuple(_WHOLE)
 
 
+def present() -> list[str]:
+    """The libraries of which there is a module, whole or not: cheap, for it is asked often."""
+    modules = sys.modules
+    return [name for name in NAMES if name in modules]
+
+
 def loaded(driver: Driver, name: str) -> Any:
     """The module of a library, or None if it is not loaded or cannot work with this driver."""
     module = None if driver.simulated else sys.modules.get(name)

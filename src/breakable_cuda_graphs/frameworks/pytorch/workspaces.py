@@ -37,24 +37,27 @@ _thread = _Thread()
 def make(device: int, stream: Any) -> None:
     """Make cuBLAS ready for captures on a stream.
 
-    A product of two by two runs on the stream, eagerly and for each block anew: the first product
-    of a process cannot happen in a capture, and somebody may have cleared all workspaces since the
-    last block. With gradients on, autograd's thread, whose handles are its own, runs one too; but not
+    Products of two by two run on the stream, eagerly: the first product of a process cannot happen in
+    a capture. With gradients on, autograd's thread, whose handles are its own, runs some too; but not
     inside another capture, which that thread's calls might kill. What they allocate on this stream goes
-    to its workspace pool.
+    to its workspace pool. For each block anew one product tells whether somebody has cleared all
+    workspaces since the last: then it has to allocate.
     """
     handle = int(stream.cuda_stream)
     grad = torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()
     is_new = handle not in _pools
     pool = _pools.setdefault(handle, torch.cuda.graph_pool_handle())
+    is_known = (handle, grad) in _thread.known
     # No function mode is to see this: an outer block's would take it for work that it misses.
     with torch._C.DisableTorchFunction(), torch.cuda.stream(stream), torch.inference_mode(False):
+        factor = _factor(device)
         torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
         try:
-            _products(device, grad)
+            if not (is_known and _are_there(device, factor)):
+                _products(device, grad)
         finally:
             torch._C._cuda_endAllocateToPool(device, pool)
-    if (handle, grad) not in _thread.known:
+    if not is_known:
         _thread.known.add((handle, grad))
         _look(handle, pool, is_new)
 
@@ -64,6 +67,28 @@ def make_first(device: int, stream: Any) -> None:
     if int(stream.cuda_stream) not in _pools and not torch.cuda.is_current_stream_capturing():
         with torch.enable_grad():
             make(device, stream)
+
+
+_factors: dict[int, Any] = {}  # device -> a small matrix, in ordinary memory
+
+
+def _factor(device: int) -> Any:
+    if device not in _factors:
+        _factors[device] = torch.zeros(2, 2, device=f"cuda:{device}")
+    return _factors[device]
+
+
+def _are_there(device: int, factor: Any) -> bool:
+    """Whether the workspaces of this thread on the current stream are: one product finds its own."""
+    before = _allocations(device)
+    with torch.no_grad(), torch.autocast("cuda", enabled=False):
+        torch.mm(factor, factor, out=factor)
+    return _allocations(device) == before
+
+
+def _allocations(device: int) -> int:
+    """How often the allocator has given out memory of a device."""
+    return int(torch._C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
 
 
 def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
