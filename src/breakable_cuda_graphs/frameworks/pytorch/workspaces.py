@@ -108,7 +108,7 @@ def contain(stream: int, kernels: Iterable[list[int]]) -> bool:
     """Whether any kernel's arguments point into the workspaces of a capture stream."""
     for start, end in _ranges.get(stream, ()):
         for words in kernels:
-            if any([start <= word < end for word in words]):  # a list is faster than a generator
+            if any(start <= word < end for word in words):
                 return True
     return False
 
