@@ -123,7 +123,8 @@ class CupyMemory:
         pool = getattr(self, "_pool", None)
         # At the end of the interpreter nothing is released.
         if pool is not None and hasattr(self, "_epoch") and _Remains is not None:
-            later(self._epoch, _Remains(pool, self._driver, self._context, self._mark))
+            remains = _Remains(pool, self._driver, self._context, self._mark, self._epoch)
+            later(self._epoch, remains)
 
 
 class _Base:
@@ -147,8 +148,11 @@ def _chunk_type(cupy: Any) -> Any:
 class _Remains:
     """A private pool whose sequences are gone. It goes when the last array in it has gone too."""
 
-    def __init__(self, pool: Any, driver: Driver, context: int, mark: CompletionMark) -> None:
+    def __init__(
+        self, pool: Any, driver: Driver, context: int, mark: CompletionMark, epoch: int
+    ) -> None:
         self._pool, self._driver, self._context, self._mark = pool, driver, context, mark
+        self.epoch = epoch
 
     def __call__(self) -> None:
         self._mark.wait()
@@ -169,7 +173,7 @@ def _sweep() -> None:
     """Let go of pools that only waited for arrays of the user's. Not while something is captured."""
     if not release.open_captures():
         for remains in list(_lingering):
-            if remains.is_released():
+            if process.can_release(remains.epoch) and remains.is_released():
                 _lingering.remove(remains)
 
 
