@@ -62,11 +62,11 @@ def array_memory(value: Any) -> Memory | None:
 
 def _torch_memory(value: Any) -> Memory:
     shape, strides, size = tuple(value.shape), tuple(value.stride()), int(value.element_size())
-    device = value.device
-    kind = (str(value.dtype), shape, strides, f"{device.type}:{device.index or 0}")
-    address = int(value.data_ptr())
-    nbytes = _reach(shape, strides) * size + size if value.numel() else 0
-    return Memory(address, nbytes, value, device.type == "cpu", size, kind)
+    device, count = value.device, value.numel()
+    kind = (value.dtype, shape, strides, device)
+    reach = count - 1 if value.is_contiguous() else _reach(shape, strides)
+    nbytes = (reach + 1) * size if count else 0
+    return Memory(int(value.data_ptr()), nbytes, value, device.type == "cpu", size, kind)
 
 
 def _interface_memory(value: Any, interface: dict[str, Any], *, is_host: bool) -> Memory:

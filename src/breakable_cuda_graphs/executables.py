@@ -131,13 +131,12 @@ class GraphExec:
 
     def _write(self, handle: Any, work: works.Work) -> None:
         target = self._target
-        editing.set_in_exec(self._template.driver, target.executable(), target.twin(handle), work)
+        editing.set_in_exec(self._template.driver, target.executable(), self._twin(handle), work)
 
-    def _write_kernel(self, handle: Any, writer: editing.KernelWriter) -> None:
-        target = self._target
-        self._template.driver.cuGraphExecKernelNodeSetParams(
-            target.executable(), target.twin(handle), writer.params
-        )
+    def _twin(self, handle: Any) -> Any:
+        """The node by which the executable that runs knows a node of the template."""
+        twins = self._target.twins()
+        return handle if twins is None else twins[int(handle)]
 
     def _retire(self, things: list[object]) -> None:
         """Let go of what launches that are still running may read, when they have ended."""
@@ -182,7 +181,7 @@ class GraphExec:
 
     def _write_enabled(self, handle: Any, enabled: bool) -> None:
         target = self._target
-        twin = target.twin(handle)
+        twin = self._twin(handle)
         editing.set_enabled(self._template.driver, target.executable(), twin, enabled)
 
     def is_enabled(self, node: Node) -> bool:

@@ -104,7 +104,9 @@ class Inventory:
             )
             for move in moves
         ]
-        places = numpy.unique(numpy.concatenate(found)) if found else numpy.array([], "i8")
+        if not found:
+            return
+        places = found[0] if len(found) == 1 else numpy.unique(numpy.concatenate(found))
         rows = zip(
             self._owners[places].tolist(),
             self._arguments[places].tolist(),
@@ -117,10 +119,12 @@ class Inventory:
             hits = [Hit(a, o, v, move_of(moves, v), place) for _, a, o, v, place in group]
             yield self.entries[number], hits
 
-    def record(self, entry: Entry, after: works.Work, words: Sequence[tuple[int, int]]) -> None:
-        """A node was given new words, by their places."""
+    def record(
+        self, entry: Entry, after: works.Work, words: Sequence[tuple[int, int, int, int]]
+    ) -> None:
+        """A node was given new words: (argument, offset, place, value)."""
         entry.work = after
-        for place, value in words:
+        for _, _, place, value in words:
             self._values[place] = value
 
 

@@ -97,13 +97,17 @@ _KIND_WORDS = ("dtype", "shape", "strides", "device")
 
 def _require_same_kind(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:
     for word, one, other in zip(_KIND_WORDS, old, new, strict=True):
-        if str(one).startswith("torch.") != str(other).startswith("torch."):
-            continue  # one is torch's and the other is not: their sizes are compared
-        if one != other:
-            raise errors.cannot_rebind(
-                f"the {word} of old and new differ ({one} and {other}); a graph can only be given "
-                "memory of the same kind"
-            )
+        if one == other or _is_torch(one) != _is_torch(other):
+            continue  # where one is torch's and the other is not, their sizes are compared
+        raise errors.cannot_rebind(
+            f"the {word} of old and new differ ({one} and {other}); a graph can only be given "
+            "memory of the same kind"
+        )
+
+
+def _is_torch(word: Any) -> bool:
+    """Whether a word of a kind is one of torch's: a dtype or a device."""
+    return type(word).__module__.partition(".")[0] == "torch"
 
 
 def _require_on_device(driver: Driver, memory: Memory) -> None:

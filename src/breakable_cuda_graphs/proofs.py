@@ -46,10 +46,14 @@ _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 
 def has_tensor_maps(driver: bindings.Driver) -> bool:
     """Whether the current device's kernels may take tensor maps; yes where that is not known."""
-    if not contexts.current(driver):
-        return True
-    attribute = bindings.types.CUdevice_attribute(_CAPABILITY_MAJOR)
-    return int(driver.cuDeviceGetAttribute(attribute, driver.cuCtxGetDevice())) >= _TENSOR_MAPS_FROM
+    context = contexts.current(driver)
+    key = ("tensor maps", context)
+    if key not in driver.cache:
+        attribute = bindings.types.CUdevice_attribute(_CAPABILITY_MAJOR)
+        device = driver.cuCtxGetDevice() if context else None
+        major = driver.cuDeviceGetAttribute(attribute, device) if context else _TENSOR_MAPS_FROM
+        driver.cache[key] = int(major) >= _TENSOR_MAPS_FROM
+    return bool(driver.cache[key])
 
 
 def may_be_map(work: works.Kernel, hit: Hit) -> bool:

@@ -12,19 +12,17 @@ Everything is worked out before the first driver call; if one fails, those befor
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, structures
 from ._driver import bindings, contexts, editing, process, release, works
 from .arguments import array_memory
 from .demangling import demangled
-from .executables import GraphExec
 from .frameworks import interfaces
 from .frameworks.base import Arrays
-from .inventories import Entry, Hit, Inventory, inventory_of
+from .inventories import Entry, Hit, inventory_of
 from .liveness import describe, nbytes_of
 from .moves import Move, move_of, moves_of
 from .plan import Plan
@@ -59,8 +57,14 @@ class Rebound:
     nodes: int
     words: int
     arguments: int
-    changes: tuple[str, ...]
     doubts: tuple[Doubt, ...]
+    #: put in words when somebody asks
+    _moved: tuple[tuple[Any, ...], ...] = dataclasses.field(repr=False)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """A line for each node and each break."""
+        return tuple(_line(*each) for each in self._moved)
 
     def __str__(self) -> str:
         lines = [
@@ -71,40 +75,66 @@ class Rebound:
         return "\n".join(lines)
 
 
-@dataclasses.dataclass(slots=True)
-class _Edit:
-    """One node and what it is to do; `words`: (argument, offset, place, old, new) of a kernel's."""
+class _Part:
+    """One segment: what its nodes do, and, for the calls, which executable runs them."""
 
-    editor: GraphExec
-    inventory: Inventory
-    entry: Entry
-    after: works.Work
-    count: int
-    words: list[tuple[int, int, int, int, int]] | None = None
+    __slots__ = ("_executable", "_set", "_twins", "driver", "editor", "index", "inventory")
+
+    def __init__(self, segment: GraphSegment) -> None:
+        self.index, self.editor = segment.index, segment.exec
+        self.inventory = inventory_of(segment._template)
+        self.driver = segment._handle.driver
+        self._set: Any = None
+
+    def set_kernel(self, handle: Any, writer: editing.KernelWriter) -> None:
+        """The driver's call for one kernel; what is the same for all of them is asked for once."""
+        if self._set is None:
+            target = self.editor._target
+            self._executable, self._twins = target.executable(), target.twins()
+            self._set = self.driver.raw("cuGraphExecKernelNodeSetParams")
+        node = handle if self._twins is None else self._twins[int(handle)]
+        (code,) = self._set(self._executable, node, writer.params)
+        if code:
+            raise self.driver.error("cuGraphExecKernelNodeSetParams", code)
+
+
+class _Edit:
+    """One node and what it is to do; `words`: (argument, offset, place, new) of a kernel's."""
+
+    __slots__ = ("after", "count", "entry", "part", "words")
+
+    def __init__(
+        self, part: _Part, entry: Entry, after: works.Work, count: int,
+        words: list[tuple[int, int, int, int]] | None = None,
+    ) -> None:  # fmt: skip
+        self.part, self.entry, self.after = part, entry, after
+        self.count, self.words = count, words
 
     def do(self) -> None:
         """The driver's call."""
         entry, words = self.entry, self.words
-        if words is None or not isinstance(entry.work, works.Kernel):
-            self.editor._write(entry.handle, self.after)
+        if words is None:
+            self.part.editor._write(entry.handle, self.after)
             return
-        writer = entry.writer or editing.KernelWriter(entry.work)
+        writer = entry.writer
+        if writer is None:
+            assert isinstance(entry.work, works.Kernel)
+            writer = editing.KernelWriter(entry.work)
         entry.writer = None  # should this fail, what is written is not what the node does
-        for argument, offset, _, _, new in words:
+        for argument, offset, _, new in words:
             writer.put(argument, offset, new)
-        self.editor._write_kernel(entry.handle, writer)
+        self.part.set_kernel(entry.handle, writer)
         entry.writer = writer
 
     def undo(self) -> None:
         """Take it back: the node still does what its entry says."""
         self.entry.writer = None
-        self.editor._write(self.entry.handle, self.entry.work)
+        self.part.editor._write(self.entry.handle, self.entry.work)
 
     def record(self) -> None:
         """What cannot fail, when all calls have worked."""
-        self.editor._shadow.works[int(self.entry.handle)] = self.after
-        moved = [(place, new) for _, _, place, _, new in self.words or ()]
-        self.inventory.record(self.entry, self.after, moved)
+        self.part.editor._shadow.works[int(self.entry.handle)] = self.after
+        self.part.inventory.record(self.entry, self.after, self.words or ())
 
 
 def rebind(
@@ -116,29 +146,31 @@ def rebind(
     if verify is not None and not callable(verify):
         raise errors.not_callable("verify", verify)
     second = None if verify is None else second_capture(verify, wanted)
-    with _turn(sequence):
-        work = _Rebinding(sequence, wanted, second)
-        work.prepare()
-        work.apply()
-        return work.report()
+    _require_at_rest(sequence)
+    with sequence._turn:
+        framework = sequence._framework
+        if framework is None or contexts.current(driver) == framework.context:
+            with release.relaxed_thread():
+                return _rebound(sequence, wanted, second)
+        with contexts.made_current(driver, framework.context), release.relaxed_thread():
+            return _rebound(sequence, wanted, second)
 
 
-@contextlib.contextmanager
-def _turn(sequence: CUDAGraphSequence) -> Iterator[None]:
-    """No replay meanwhile; and not from a break of this sequence, whose arguments are in use."""
+def _require_at_rest(sequence: CUDAGraphSequence) -> None:
+    """Not from a break of this sequence, whose arguments are in use, and not in its capture."""
     if sequence._epoch != process.epoch:
         raise errors.used_after_fork("sequence")
     if sequence._is_capturing or sequence._has_turn:
         raise errors.rebind_in_capture()
     if sequence._memory.stale is not None:
         raise errors.stale_input(*sequence._memory.stale)
-    with sequence._turn:
-        if sequence._framework is None:
-            yield
-            return
-        driver = bindings.current()
-        with contexts.made_current(driver, sequence._framework.context), release.relaxed_thread():
-            yield
+
+
+def _rebound(sequence: CUDAGraphSequence, moves: list[Move], second: Works | None) -> Rebound:
+    work = _Rebinding(sequence, moves, second)
+    work.prepare()
+    work.apply()
+    return work.report()
 
 
 class _Rebinding:
@@ -152,7 +184,7 @@ class _Rebinding:
         self._has_maps = has_tensor_maps(self._driver)
         self._edits: list[_Edit] = []
         self._breaks: list[tuple[EagerSegment, tuple[Any, ...], dict[str, Any]]] = []
-        self._changes: list[str] = []
+        self._moved: list[tuple[Any, ...]] = []  # see `_line`
         self._doubts: list[Doubt] = []
         self._arguments = 0
         self._used: set[Move] = set()
@@ -161,29 +193,28 @@ class _Rebinding:
 
     def prepare(self) -> None:
         """Find all changes; raises for what cannot be moved, and changes nothing."""
-        captured = with_work(self._sequence._segments)
-        inventories = [inventory_of(segment._template) for segment in captured]
+        parts = [_Part(segment) for segment in with_work(self._sequence._segments)]
         proof = None
         if self._second is not None:
-            mine = [[entry.work for entry in each.entries] for each in inventories]
+            mine = [[entry.work for entry in part.inventory.entries] for part in parts]
             proof = Proof(self._driver, self._moves, mine, self._second)
-        for segment, inventory in zip(captured, inventories, strict=True):
-            for entry, hits in inventory.kernels_in(self._moves):
-                self._kernel(segment, inventory, entry, hits, proof)
-            for entry in inventory.others:
-                self._other(segment, inventory, entry)
-        for part in self._sequence._segments:
-            if isinstance(part, EagerSegment):
-                self._break(part)
+        for part in parts:
+            for entry, hits in part.inventory.kernels_in(self._moves):
+                self._kernel(part, entry, hits, proof)
+            for entry in part.inventory.others:
+                self._other(part, entry)
+        for segment in self._sequence._segments:
+            if isinstance(segment, EagerSegment):
+                self._break(segment)
 
     def _move_of(self, address: int) -> Move | None:
         return move_of(self._moves, address)
 
-    def _note(self, segment: GraphSegment, label: str, edit: _Edit) -> None:
+    def _note(self, edit: _Edit) -> None:
         self._edits.append(edit)
-        self._changes.append(f"segment {segment.index}: {edit.count} in {label}")
+        self._moved.append((edit.part.index, edit.count, edit.after))
 
-    def _other(self, segment: GraphSegment, inventory: Inventory, entry: Entry) -> None:
+    def _other(self, part: _Part, entry: Entry) -> None:
         """A node that is no kernel."""
         work, label = entry.work, label_of(entry.work)
         after: works.Work
@@ -197,7 +228,7 @@ class _Rebinding:
             self._refuse_opaque(work)
             return
         if words:
-            self._note(segment, label, _Edit(segment.exec, inventory, entry, after, words))
+            self._note(_Edit(part, entry, after, words))
 
     def _refuse_opaque(self, work: works.Work) -> None:
         if isinstance(work, works.Conditional) and not work.bodies:
@@ -207,20 +238,16 @@ class _Rebinding:
 
     # ---- kernels
 
-    def _kernel(
-        self, segment: GraphSegment, inventory: Inventory, entry: Entry, found: list[Hit],
-        proof: Proof | None,
-    ) -> None:  # fmt: skip
+    def _kernel(self, part: _Part, entry: Entry, found: list[Hit], proof: Proof | None) -> None:
         work = entry.work
         assert isinstance(work, works.Kernel)
-        label = label_of(work)
-        hits = self._addresses(label, found)
+        hits = self._addresses(work, found)
         if proof is not None:
-            hits, unmoved = proof.sift(work, label, hits)
+            hits, unmoved = proof.sift(work, label_of(work), hits)
             for hit in unmoved:
-                self._doubt(label, hit, "it did not move in verify")
+                self._doubt(work, hit, "it did not move in verify")
         elif self._has_maps:
-            self._refuse_maps(work, label, hits)
+            self._refuse_maps(work, hits)
         if not hits:
             return
         args, words = list(work.args), []
@@ -229,34 +256,33 @@ class _Rebinding:
             self._used.add(move)
             new, data = value + move.shift, args[argument]
             args[argument] = data[:offset] + new.to_bytes(_WORD, "little") + data[offset + _WORD :]
-            words.append((argument, offset, place, value, new))
+            words.append((argument, offset, place, new))
         after = work.with_args(tuple(args))
-        edit = _Edit(segment.exec, inventory, entry, after, len(hits), words)
-        self._note(segment, label, edit)
+        self._note(_Edit(part, entry, after, len(hits), words))
 
-    def _addresses(self, label: str, found: list[Hit]) -> list[Hit]:
+    def _addresses(self, work: works.Kernel, found: list[Hit]) -> list[Hit]:
         """The words that are taken for addresses; the others are doubtful, and left."""
         hits = []
         for hit in found:
             if hit.move is None:
-                self._doubt(label, hit, "just past the end of the old memory")
+                self._doubt(work, hit, "just past the end of the old memory")
             elif (hit.value - hit.move.start) % hit.move.old.itemsize:
-                self._doubt(label, hit, "not aligned as the elements are")
+                self._doubt(work, hit, "not aligned as the elements are")
             else:
                 hits.append(hit)
         return hits
 
-    def _refuse_maps(self, work: works.Kernel, label: str, hits: list[Hit]) -> None:
+    def _refuse_maps(self, work: works.Kernel, hits: list[Hit]) -> None:
         for hit in hits:
             if may_be_map(work, hit):
                 raise errors.cannot_rebind(
-                    f"argument {hit.argument} of {label} may hold the address inside a tensor map, "
+                    f"argument {hit.argument} of {label_of(work)} may hold the address inside a tensor map, "
                     "which is opaque: give verify=, a function that captures the same work on other "
                     "buffers and returns that sequence"
                 )
 
-    def _doubt(self, label: str, hit: Hit, why: str) -> None:
-        self._doubts.append(Doubt(label, hit.argument, hit.offset, hit.value, why))
+    def _doubt(self, work: works.Kernel, hit: Hit, why: str) -> None:
+        self._doubts.append(Doubt(label_of(work), hit.argument, hit.offset, hit.value, why))
 
     # ---- copies and fills
 
@@ -323,7 +349,7 @@ class _Rebinding:
         if changed or places is not None:
             self._arguments += changed
             self._breaks.append((segment, args, kwargs))
-            self._changes.append(f"break {segment.name}: {changed} arguments")
+            self._moved.append((None, changed, segment.name))
 
     def _leaf(self, leaf: Any, what: str) -> Any:
         """An array of a break at its new place; anything else as it is."""
@@ -388,21 +414,25 @@ class _Rebinding:
         memory = self._sequence._memory
         retired: list[Any] = []
         owned: set[Move] = set()
+        words: dict[Move, str] = {}  # what is said of the old memory is right for the new
         for move in self._moves:
             kept = [a for a, s in memory._kept.items() if _lies_in(move, a, s)]
             watched = [a for a, w in memory._watched.items() if _lies_in(move, a, w[0]())]
             retired += [memory._kept.pop(address) for address in kept]
-            retired += [memory._watched.pop(address)[0]() for address in watched]
+            for address in watched:
+                reference, described, _ = memory._watched.pop(address)
+                retired.append(reference())
+                words[move] = described
             if kept:
                 owned.add(move)
         for move in self._moves:  # a swap moves to what another move has just let go of
             if move in self._used and move.new.owner is not None:
-                self._take_on(memory, move, is_owned=move in owned)
+                self._take_on(memory, move, words.get(move), is_owned=move in owned)
         mark = self._sequence._mark
         if retired and mark is not None:
             mark.hold(retired)
 
-    def _take_on(self, memory: Any, move: Move, *, is_owned: bool) -> None:
+    def _take_on(self, memory: Any, move: Move, words: str | None, *, is_owned: bool) -> None:
         new = move.new.owner
         arrays = self._find(new)
         if arrays is None:
@@ -412,19 +442,26 @@ class _Rebinding:
         if is_owned or storage is None:
             memory._kept[move.target] = arrays.keeper(new)
         elif nbytes:
-            memory._watch(address, storage, describe(arrays, new), "bound by rebind()")
+            described = words or describe(arrays, new)
+            memory._watch(address, storage, described, "bound by rebind()")
 
     def report(self) -> Rebound:
         return Rebound(
             len(self._edits),
             sum(edit.count for edit in self._edits),
             self._arguments,
-            tuple(self._changes),
             tuple(self._doubts),
+            tuple(self._moved),
         )
 
 
 # ---------------------------------------------------------------- helpers
+
+
+def _line(number: int | None, count: int, what: Any) -> str:
+    if number is None:
+        return f"break {what}: {count} arguments"
+    return f"segment {number}: {count} in {label_of(what)}"
 
 
 def label_of(work: works.Work) -> str:

@@ -37,8 +37,8 @@ class Target(Protocol):
     def executable(self) -> Any:
         """The CUgraphExec; raises once it is closed."""
 
-    def twin(self, node: Any) -> Any:
-        """The CUgraphNode by which the executable knows a node of the template."""
+    def twins(self) -> dict[int, Any] | None:
+        """The nodes by which the executable knows those of the template; None: they are the same."""
 
     def update_from(self, graph: Any) -> editing.Refusal | None:
         """Give all nodes the parameters of another graph's."""
@@ -74,8 +74,8 @@ class OwnTarget:
     def executable(self) -> Any:
         return self.handle.value
 
-    def twin(self, node: Any) -> Any:
-        return node
+    def twins(self) -> dict[int, Any] | None:
+        return None
 
     def update_from(self, graph: Any) -> editing.Refusal | None:
         return editing.update_exec(self.driver, self.executable(), graph)
@@ -117,8 +117,8 @@ class SegmentTarget:
     def __init__(self, segment: GraphSegment, seat: Seat | None = None) -> None:
         self._segment = weakref.ref(segment)
         self._given = seat
-        #: the nodes in that executable by nodes of the segment, and the seat for which they hold
-        self._twins: tuple[Seat | None, dict[int, Any]] = (None, {})
+        #: what runs the segment, and the nodes in that by nodes of the segment
+        self._known: tuple[object, dict[int, Any] | None] = (self, None)  # of nothing yet
 
     def _alive(self) -> GraphSegment:
         segment = self._segment()
@@ -138,17 +138,17 @@ class SegmentTarget:
     def _seat(self, segment: GraphSegment) -> Seat | None:
         return self._given or segment._seat
 
-    def twin(self, node: Any) -> Any:
+    def twins(self) -> dict[int, Any] | None:
         segment = self._alive()
-        place = self._place(segment)
-        if place is None:
-            return node
-        seat, known = self._seat(segment), self._twins
-        if known[0] is not seat or not known[1]:
-            driver = segment._handle.driver
-            copy = driver.cuGraphChildGraphNodeGetGraph(place)
-            known = self._twins = (seat, twins(driver, segment._template, copy))
-        return known[1][int(node)]
+        runs = segment._runner or self._seat(segment)
+        if self._known[0] is not runs:
+            place, driver = self._place(segment), segment._handle.driver
+            found = None
+            if place is not None:
+                copy = driver.cuGraphChildGraphNodeGetGraph(place)
+                found = twins(driver, segment._template, copy)
+            self._known = (runs, found)
+        return self._known[1]
 
     def _place(self, segment: GraphSegment) -> Any:
         """The child node that stands for the segment in what is launched; None: it is that itself."""
