@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from breakable_cuda_graphs import CaptureError, Graph, UnjoinedStreamError
-from breakable_cuda_graphs._driver import bindings
+from breakable_cuda_graphs._driver import bindings, nvrtc
 from breakable_cuda_graphs.nodes import (
     BatchMemOpNode,
     ChildNode,
@@ -20,6 +20,7 @@ from breakable_cuda_graphs.nodes import (
 from . import libraries
 from .helpers import N, dev, same, sync, torch
 from .kernels import (
+    SOURCE,
     add_scale,
     cupy_scale,
     f32,
@@ -330,6 +331,25 @@ def test_a_kernel_of_numba_is_a_node() -> None:
     graph.kernel(known_numba, 1, N, (y, x, f32(8)))
     run(graph)
     same(y, 8.0)
+
+
+def test_a_kernel_of_cuda_core_is_a_node() -> None:
+    core = pytest.importorskip("cuda.core")
+    if not hasattr(core, "ObjectCode"):
+        pytest.skip("this cuda.core is older than 1.0")
+    driver = bindings.current()
+    image = nvrtc._compile(SOURCE, nvrtc._architecture(driver))
+    core.Device().set_current()
+    scale = core.ObjectCode.from_cubin(image).get_kernel("known_scale")
+    x, y, graph = dev(1), dev(0), Graph()
+    node = graph.kernel(scale, 1, N, (y, x, f32(8), i32(N)))
+    assert node.name == "known_scale"
+    with graph.instantiate() as execution:
+        execution.launch()
+        same(y, 8.0)
+        execution.update(node, args={2: f32(3)})
+        execution.launch()
+        same(y, 3.0)
 
 
 def test_arguments_by_structure_and_bytes() -> None:
