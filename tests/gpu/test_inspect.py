@@ -113,6 +113,19 @@ def test_an_elementwise_kernel_of_torch() -> None:
     assert "input" in whats[x.data_ptr()] or "other" in whats[x.data_ptr()]
 
 
+def test_addresses_say_whose_memory_they_are_in() -> None:
+    x, out = dev(1), dev(0)
+
+    def body() -> None:
+        y = x * 2
+        bump(y)
+        torch.add(y * 3, 1, out=out)
+
+    seq = capture(body)
+    told = {address.what.split(",")[0] for node in kernels(seq) for address in node.addresses}
+    assert told == {"input", "pool block", f"break argument 0 of {seq.segments[1].name}"}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_matrix_products_of_cublas(dtype: str) -> None:
     a, b = (torch.randn(256, 256, device="cuda", dtype=getattr(torch, dtype)) for _ in "ab")
