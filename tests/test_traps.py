@@ -11,6 +11,7 @@ from breakable_cuda_graphs import (
     CaptureError,
     CUDAGraphSequence,
     EscapedWorkWarning,
+    Graph,
     breakable_graph,
     force_no_graph,
     no_graph,
@@ -109,6 +110,15 @@ def test_a_copy_of_ordinary_host_memory_is_refused(driver, stream, word):
     assert f"{word} {BYTES} bytes" in str(caught.value)
     assert hex(address) in str(caught.value)
     assert caught.value.segment == 2
+    driver.cuMemFree(x)
+
+
+def test_a_graph_captures_no_copy_of_ordinary_host_memory_either(driver, stream):
+    host, x = (ctypes.c_char * BYTES)(), int(driver.cuMemAlloc(BYTES))
+    with Graph() as graph:
+        with pytest.raises(CaptureError, match="pageable"), graph.capture(stream):
+            driver.cuMemcpyHtoDAsync(x, ctypes.addressof(host), BYTES, stream)
+        assert len(graph) == 0
     driver.cuMemFree(x)
 
 

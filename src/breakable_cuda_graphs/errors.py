@@ -1154,6 +1154,15 @@ def recording_has_host_nodes() -> CaptureError:
     )
 
 
+def recording_copies_pageable(address: int, nbytes: int, is_source: bool) -> CaptureError:
+    does, again = ("reads", "read") if is_source else ("writes", "write")
+    return CaptureError(
+        f"a copy that {does} {nbytes} bytes of ordinary (pageable) host memory at {address:#x} was "
+        f"captured, and each launch would {again} that address again: use pinned memory that outlives "
+        "the graph. The graph is as it was."
+    )
+
+
 def recording_draws() -> CaptureError:
     return CaptureError(
         "random numbers of torch were drawn in a capture into a graph, or in the body of a conditional "

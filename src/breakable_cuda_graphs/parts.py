@@ -11,10 +11,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import errors, frameworks
+from . import errors, frameworks, traps
 from ._driver import bindings, capturing, contexts, reading, release, transplanting
 from ._driver.handles import GraphHandle
-from .frameworks.base import Found
+from .frameworks.base import Found, Framework
 from .frameworks.enclosed import Enclosed
 from .journals import Journal, Page, open_recordings
 from .nodes import Node
@@ -108,7 +108,7 @@ class Recording:
                 nodes = driver.graph_nodes(info.graph)
             unjoined = _unjoined(survey)  # before the end: a failed one takes the nodes along
             captured = enclosed.end(survey)
-            problem = _problem(survey, captured)
+            problem = _problem(enclosed.framework, survey, captured)
             if captured.graph is None:
                 lost = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
                 problem = unjoined if captured.code == capturing.UNJOINED else lost
@@ -136,9 +136,16 @@ def _unjoined(survey: reading.Survey | None) -> Exception:
     return errors.unjoined(0, "its end", names, ())
 
 
-def _problem(survey: reading.Survey | None, captured: Any) -> Exception | None:
+def _problem(
+    framework: Framework, survey: reading.Survey | None, captured: Any
+) -> Exception | None:
     if survey is not None and reading.HOST in survey.kinds:
         return errors.recording_has_host_nodes()
+    host_is_device = framework.driver.simulated and framework.name != "raw"
+    if survey is not None and not host_is_device:
+        copy = traps.pageable_copy(framework.driver, survey)
+        if copy is not None:
+            return errors.recording_copies_pageable(*copy)
     if captured.runner is not None:
         return errors.recording_draws()
     problem: Exception | None = captured.problem

@@ -29,10 +29,16 @@ def find(
         for address, nbytes in survey.allocated.items():
             if address not in survey.freed:
                 return errors.allocation_crosses(index, where, nbytes)
-    for source, target, nbytes in () if host_is_device else survey.copies:
+    found = None if host_is_device else pageable_copy(driver, survey)
+    return None if found is None else errors.pageable_copy(index, *found)
+
+
+def pageable_copy(driver: Driver, survey: reading.Survey) -> tuple[int, int, bool] | None:
+    """(address, bytes, whether it is read) of a captured copy from or to ordinary host memory."""
+    for source, target, nbytes in survey.copies:
         for address in (source, target):
             if _is_pageable(driver, survey, address):
-                return errors.pageable_copy(index, address, nbytes, address == source)
+                return address, nbytes, address == source
     return None
 
 
