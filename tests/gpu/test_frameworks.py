@@ -705,6 +705,36 @@ def test_a_kernel_over_addresses_is_found_edited_and_rebound() -> None:
     same(y, 35.0)
 
 
+def test_a_kernel_of_cuda_core_is_found_edited_and_rebound() -> None:
+    core = pytest.importorskip("cuda.core")
+    device = core.Device()
+    device.set_current()
+    stream = device.create_stream()
+    source = r"""
+    extern "C" __global__ void core_scale(float* out, const float* in, float f, int n)
+    { int i = threadIdx.x; if (i < n) out[i] = in[i] * f; }
+    """
+    program = core.Program(source, "c++", core.ProgramOptions(arch=f"sm_{device.arch}"))
+    kernel = program.compile("cubin").get_kernel("core_scale")
+    config = core.LaunchConfig(grid=1, block=N)
+    x, y, z = dev(1, N), dev(0, N), dev(7, N)
+
+    def body() -> None:
+        addresses = y.data_ptr(), x.data_ptr()
+        core.launch(stream, config, kernel, *addresses, ctypes.c_float(2), ctypes.c_int(N))
+
+    sync()
+    warm(body)
+    with breakable_graph(seq := CUDAGraphSequence(), stream=stream):
+        body()
+    ((segment, node),) = found(seq, "core_scale")
+    assert [argument.size for argument in node.args] == [8, 8, 4, 4]
+    segment.exec.update(node, args={2: f32(5)})
+    seq.rebind([(x, z)])
+    seq.replay()
+    same(y, 35.0)
+
+
 def test_two_threads_capture_with_cupy_at_once(cupy: Any) -> None:
     x = cupy.zeros(N, dtype="f4")
     warm(lambda: x * 2 + 1)
