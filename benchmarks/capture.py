@@ -64,6 +64,11 @@ def run(settings: Settings, report: Report, progress: Progress) -> None:
     )
     report.add_cases("segment", cases, per={n: n + 1 for n in breaks})
     summarise(report, cases)
+    report.notes.append(
+        "Torch's books alone, with nothing between the segments, are what any way of capturing that "
+        "torch knows of has to pay: an aim below them cannot be met. What ours pays besides is "
+        "listed call by call under `where`."
+    )
 
     breaks = settings.pick(FIRST_BREAKS, QUICK_FIRST_BREAKS)
     cases = affordable(found, breaks, report, first_replay_turn)

@@ -73,6 +73,12 @@ def measure(
     cases: Sequence[Case],
     rounds: int,
 ) -> None:
+    if not report.notes:
+        report.notes.append(
+            "What a replay pays however long it is, is listed call by call under `where`: its checks "
+            "(context, capture, modes), the lock, and the event that a release, a reset and a replay "
+            "on another stream wait for."
+        )
     progress.begin(f"replay, {condition}", rounds)
     interleave(cases, rounds, progress.tick)
     report.plot(condition, title, x="breaks", y="microseconds a segment, with its break")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from breakable_cuda_graphs._driver import bindings
+from breakable_cuda_graphs.frameworks.pytorch import framework, workspaces
 
 from . import rivals
 from .harness import Case, by_rival, collector_off, difference, interleave, saturated, spread
@@ -28,6 +29,10 @@ QUESTION = "Where does each microsecond go, of a replay and of the capture of a 
 CALLS = 256
 SHORT, LONG = 8, 72
 TORCH_CALLS = ("capture_begin", "capture_end", "reset")
+ASKED = {
+    "blocks_in_use": "torch.cuda.memory_snapshot: what is older than the breaks",
+    "make": "cuBLAS made ready: a product on the capture stream",
+}
 LABELS = {
     "loop": "an empty call, in each of the lines below",
     "stream": "torch's current stream",
@@ -160,19 +165,25 @@ class TimedDriver:
 
 @contextmanager
 def clocks_on(clocks: Clocks) -> Iterator[None]:
-    """Inside, the library's driver calls and torch's graphs are timed."""
+    """Inside, the library's driver calls, torch's graphs and what a block asks torch are timed."""
     before, graph = bindings.current(), torch.cuda.CUDAGraph
+    owners: dict[str, Any] = {"blocks_in_use": framework, "make": workspaces}
+    own = {name: getattr(owner, name) for name, owner in owners.items()}
     methods = {
         name: clocks.around(f"CUDAGraph.{name}", getattr(graph, name)) for name in TORCH_CALLS
     }
     bindings.use(bindings.Driver(TimedDriver(before.module, clocks), simulated=before.simulated))
     timed: Any = type("CUDAGraph", (graph,), methods)
     torch.cuda.CUDAGraph = clocks.around("CUDAGraph()", timed)
+    for name, owner in owners.items():
+        setattr(owner, name, clocks.around(ASKED[name], own[name]))
     try:
         yield
     finally:
         bindings.use(before)
         torch.cuda.CUDAGraph = graph
+        for name, owner in owners.items():
+            setattr(owner, name, own[name])
 
 
 Cost = tuple[float, float]
@@ -248,8 +259,8 @@ def line_of(name: str, short: list[Costs], long: list[Costs]) -> tuple[Cost, Cos
 def rows_of(costs: Costs) -> list[tuple[str, str, str]]:
     """The dearest first, what is left last, and a line for all of it."""
     named = sorted((n for n in costs if n != REST), key=lambda n: -costs[n][1])
-    shown = [n for n in named if costs[n][1] >= 0.05]
-    rows = [(f"`{n}`", f"{costs[n][0]:.2g}", f"{costs[n][1]:.2f}") for n in shown]
+    shown = [n for n in named if costs[n][0] >= 0.5 and costs[n][1] >= 0.05]
+    rows = [(n, f"{costs[n][0]:.2g}", f"{costs[n][1]:.2f}") for n in shown]
     rows.append((REST, "", f"{costs[REST][1]:.2f}"))
     rows.append(("all", "", f"{sum(us for _, us in costs.values()):.2f}"))
     return rows
