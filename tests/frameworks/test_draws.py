@@ -362,6 +362,69 @@ def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):
     close(traffic, other, two)
 
 
+class Offset:
+    """A generator, as far as its offset goes."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        assert 0 <= offset < 1 << 64
+        self.offset = offset
+
+
+class Shell:
+    """Torch's graph at replay: kernels see the offset, which then moves on by all that was counted."""
+
+    def __init__(self, generator: Offset, counted: int, *, fails: bool = False) -> None:
+        self.generator, self.counted, self.fails = generator, counted, fails
+        self.seen = -1
+
+    def instantiate(self) -> None: ...
+
+    def replay(self) -> None:
+        if self.fails:
+            raise RuntimeError("refused")
+        self.seen = self.generator.offset
+        self.generator.offset = (self.generator.offset + self.counted) % (1 << 64)
+
+
+@pytest.mark.parametrize(
+    ("start", "used", "counted"),
+    [
+        (0, 8, 8),
+        (16, 8, 24),
+        (16, 0, 16),  # a checkpoint drew and put the offset back
+        (16, -12, 4),  # one of an earlier segment was restored
+        (0, 0, 4),  # reads without a count: torch was told four, to make it refill
+        (16, -16, 4),
+    ],
+)
+@pytest.mark.parametrize("now", [0, 400])
+def test_a_replay_draws_from_where_the_generator_is_and_moves_it_on(
+    road, start, used, counted, now
+):
+    traffic, _ = road
+    generator = Offset(now)
+    shell = Shell(generator, counted)
+    runner = module.DrawingRunner(traffic, shell, [(generator, start, used)])
+    runner.replay()
+    assert (shell.seen + start) % (1 << 64) == now  # kernels add what they counted from
+    assert generator.offset == (now + used) % (1 << 64)
+
+
+def test_a_replay_that_fails_leaves_the_generator_where_it_was(road):
+    traffic, _ = road
+    generator = Offset(40)
+    runner = module.DrawingRunner(traffic, Shell(generator, 24, fails=True), [(generator, 16, 8)])
+    with pytest.raises(RuntimeError, match="refused"):
+        runner.replay()
+    assert generator.offset == 40
+
+
 def test_a_device_has_one_traffic(bare_device):
     driver = bindings.current()
     driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))

@@ -205,7 +205,11 @@ def _refuse_other_device(generator: Any, device: int) -> None:
 
 
 class DrawingRunner:
-    """Replays one segment that draws: shift the generator's base, torch's refill, one launch."""
+    """Replays one segment that draws: shift the generator's base, torch's refill, one launch.
+
+    The refill moves the generator on by all that the capture has counted, from `start` on too. So a
+    generator that was put back by `start` ends where the draws have brought it.
+    """
 
     def __init__(self, traffic: Traffic, shell: Any, shifts: list[tuple[Any, int, int]]) -> None:
         self._traffic = traffic
@@ -236,10 +240,9 @@ class DrawingRunner:
                 for (view, _, _), offset in zip(shifts, before, strict=True):
                     view.set_offset(offset)
                 raise
-            for (view, _, used), offset in zip(shifts, before, strict=True):
-                end = (offset + used) % _WRAP
-                if view.get_offset() != end:
-                    view.set_offset(end)
+            for (view, start, used), offset in zip(shifts, before, strict=True):
+                if not start + used:  # torch was made to believe in a draw: `_Counter.ending`
+                    view.set_offset((offset + used) % _WRAP)
             traffic.after_replay()
 
     def close(self) -> None:
