@@ -20,6 +20,8 @@ from .base import Arrays, Framework
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
+_INTERFACE = "__cuda_array_interface__"
+
 #: CuPy's memory objects that stand for memory of others.
 _WINDOWS = ("UnownedMemory", "DLPackMemory")
 
@@ -78,13 +80,19 @@ def _arrays_of(framework: Framework, name: str, module: Any) -> Arrays:
 def interface_of(value: Any) -> dict[str, Any] | None:
     """What `__cuda_array_interface__` of a value says; None if it is no device array.
 
-    Torch's tensors are not asked: theirs raises for tensors on the CPU, and torch knows its own.
+    Torch's tensors are not asked: theirs raises for tensors on the CPU, and torch knows its own. Nor is
+    an object that makes up its attributes as it is asked for them.
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
     """
     kind = type(value)
     if isinstance(value, type) or kind.__module__.partition(".")[0] == "torch":
         return None
-    found = getattr(value, "__cuda_array_interface__", None)
+    if not hasattr(kind, _INTERFACE) and _INTERFACE not in getattr(value, "__dict__", ()):
+        return None
+    try:
+        found = getattr(value, _INTERFACE)
+    except Exception:  # freed, on the host, or not to be had for another reason of its own
+        return None
     return found if isinstance(found, dict) and "data" in found else None
 
 
