@@ -128,11 +128,12 @@ def wait(waiting: Any, earlier: Any) -> None:
     """One stream waits for what is in another, as torch's `wait_stream` does."""
     driver = bindings.current()
     event = driver.cuEventCreate(2)
-    with release.relaxed_thread():
-        try:
+    try:
+        with release.relaxed_thread():
             driver.cuEventRecord(event, earlier)
             driver.cuStreamWaitEvent(waiting, event, 0)
-        finally:
+    finally:
+        with release.relaxed_thread():
             driver.cuEventDestroy(event)
 
 
@@ -208,6 +209,7 @@ class WatchedDriver:
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
+        self.__module__ = type(driver).__module__  # by which the library finds the simulator
         self.calls: list[str] = []
         self.answer: Callable[[int, str, Callable[[], Any]], Any] | None = None
 

@@ -484,3 +484,18 @@ def test_the_context_is_made_current_in_a_thread_without_one(device):
 
     assert in_thread(work) == int(bindings.current().cuCtxGetCurrent())
     assert x.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("end", ["reset", "drop"])
+def test_the_last_replay_is_waited_for_before_anything_is_given_back(device, end):
+    x = torch.ones(2)
+    with watched_driver(device) as driver:
+        seq, _ = capture(lambda: x + 1)
+        seq.replay()
+        driver.calls.clear()
+        if end == "reset":
+            seq.reset()
+        del seq
+        settle()
+        calls = list(driver.calls)
+    assert calls.index("cuEventSynchronize") < calls.index("cuGraphExecDestroy")

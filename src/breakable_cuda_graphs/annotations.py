@@ -92,10 +92,10 @@ class StackRecorder:
     def stop(self) -> None:
         """Note what the last line has added, and trace no more."""
         sys.settrace(self._previous)
-        self.flush()
         for frame, before in self._frames:
             frame.f_trace = before
         self._frames.clear()
+        self.flush()
 
     def flush(self) -> None:
         """A segment is about to end: note what the line that runs now has added to it."""

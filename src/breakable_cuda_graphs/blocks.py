@@ -8,21 +8,36 @@ block of its own thread.
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Protocol
 
 from .frameworks import companions
 
 if TYPE_CHECKING:
     from .capture import Block
 
+
+class Unfinished(Protocol):
+    """What has begun to change something and has not put all of it back."""
+
+    is_abandoned: bool
+    thread: int
+
+    def is_at_work(self) -> bool:
+        """Whether this thread is inside its beginning or end."""
+
+    def put_back(self) -> object:
+        """Put everything back; can be repeated."""
+
+
 #: The open blocks of the process, in the order in which they were opened. Replaced, never changed,
 #: so that it can be read without a lock.
 open_blocks: tuple[Block, ...] = ()
 
-#: Blocks that have begun to change something and have not put all of it back. Adding and discarding
-#: are atomic.
-unfinished: set[Block] = set()
+#: Adding and discarding are atomic.
+unfinished: set[Unfinished] = set()
 
 _lock = threading.Lock()
 
@@ -61,14 +76,24 @@ def add(block: Block) -> None:
 
 
 def sweep() -> None:
-    """End this thread's blocks that nobody will leave any more.
+    """End what this thread has begun and nobody will end any more.
 
-    An interrupt hit one between two lines of its own beginning or end, or its context manager has
+    An interrupt hit it between two lines of its own beginning or end, or its context manager has
     gone without having been left.
     """
-    for block in tuple(unfinished):
-        if block.is_abandoned and block.thread == threading.get_ident() and not block.is_at_work():
-            block.put_back()
+    for each in tuple(unfinished):
+        if each.is_abandoned and each.thread == threading.get_ident() and not each.is_at_work():
+            each.put_back()
+
+
+def is_running(thing: object, work: frozenset[CodeType]) -> bool:
+    """Whether one of these methods of a thing is on this thread's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in work and frame.f_locals["self"] is thing:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def remove(block: Block) -> None:

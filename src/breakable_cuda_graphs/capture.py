@@ -16,10 +16,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import Any, Literal
 
 from . import blocks, debugging, errors, journals, results, structures, traps
@@ -261,7 +259,18 @@ class Block:
             raise errors.nested_block(True)
 
     def close(self, error: BaseException | None) -> None:
-        """End the block: with the body's exception, or with a sequence that can be replayed."""
+        """End the block: with the body's exception, or with a sequence that can be replayed.
+
+        On another thread (a generator that its collector found, say) what belongs to the block's own
+        cannot be put back, nor a capture be ended that is not relaxed: the block stays abandoned, and
+        its own thread ends it.
+        """
+        if threading.get_ident() != self.thread:
+            if self.mode == "relaxed":
+                self._abandon_segment()
+            if error is None:
+                raise errors.left_on_another_thread()
+            return
         try:
             self._come_home()
             if error is not None:
@@ -288,6 +297,8 @@ class Block:
         """Put everything back. What goes wrong here is only noted on an error that is on its way."""
         try:
             problems = self.put_back(failed)
+            if self._is_open:
+                problems += self.put_back()
         except BaseException:  # an interrupt: once more, from the first step on
             self.put_back()
             raise
@@ -300,12 +311,7 @@ class Block:
 
     def is_at_work(self) -> bool:
         """Whether this thread is inside the block's beginning or end."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code in _WORK and frame.f_locals["self"] is self:
-                return True
-            frame = frame.f_back
-        return False
+        return blocks.is_running(self, _WORK)
 
     def put_back(self, failed: bool = True) -> list[Exception]:
         """Try each step whatever became of the one before; returns what went wrong.
@@ -329,7 +335,8 @@ class Block:
                 problems.append(problem)
         self._held.clear()
         self._poison = None  # it may hold this frame: no cycle is left for the collector
-        blocks.unfinished.discard(self)
+        if not self._is_open:  # one that could not be ended is tried again by the next use
+            blocks.unfinished.discard(self)
         return problems
 
     def _stop_stacks(self) -> None:
@@ -391,7 +398,7 @@ class Block:
             survey = reading.Survey(self._reader, info.graph, info.dependencies)
         names, streams = self._dangling(info, survey)
         captured = self.session.end(survey)
-        self._is_open = False
+        self._is_open = captured.graph is None  # what is left of it then is ended by `abandon`
         problem = captured.problem
         if survey is not None:
             problem = problem or self._trap(index, where, survey)

@@ -48,12 +48,14 @@ def _home(driver: Driver, address: int) -> tuple[int, int] | None:
     """(CUmemorytype, device) of an address; None for plain host memory and for freed memory."""
     found = []
     for attribute in (_MEMORY_TYPE, _DEVICE_ORDINAL):
-        code, value = driver.module.cuPointerGetAttribute(
-            types.CUpointer_attribute(attribute), types.CUdeviceptr(address)
+        value = driver.ask(
+            "cuPointerGetAttribute",
+            types.CUpointer_attribute(attribute),
+            types.CUdeviceptr(address),
         )
-        if int(code):
+        if value is None:
             return None
-        found.append(int(value))
+        found.append(int(value[0]))
     return found[0], found[1]
 
 

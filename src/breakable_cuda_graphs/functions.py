@@ -207,8 +207,6 @@ def check_launch(
 def _attribute(driver: Driver, function: Any, attribute: int) -> int:
     """An attribute of a kernel; 0 where the driver does not tell."""
     if isinstance(function, types.CUkernel):
-        code, function = driver.module.cuKernelGetFunction(function)
-        if int(code):
-            return 0
-    code, value = driver.module.cuFuncGetAttribute(types.CUfunction_attribute(attribute), function)
-    return 0 if int(code) else int(value)
+        function = driver.cuKernelGetFunction(function)
+    found = driver.ask("cuFuncGetAttribute", types.CUfunction_attribute(attribute), function)
+    return 0 if found is None else int(found[0])

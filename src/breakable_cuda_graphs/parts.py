@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import errors, frameworks, traps
+from . import blocks, errors, frameworks, traps
 from ._driver import bindings, capturing, contexts, reading, release, transplanting
 from ._driver.handles import GraphHandle
 from .frameworks.base import Found, Framework
@@ -41,6 +41,8 @@ class Recording:
         self.keep: object = None  # what the graph's memory is kept by
         self.inputs: tuple[list[Found], list[int]] = ([], [])  # memory of others that it names
         self.also_keep: list[object] = []  # what was given up to it while it was open
+        self.thread = threading.get_ident()
+        self.is_abandoned = True  # nobody will leave it: except while its body runs
 
     @property
     def stream(self) -> Any:
@@ -74,27 +76,55 @@ class Recording:
             handle = bindings.types.CUstream(as_handle(stream))
             if capturing.status(driver, handle) is not capturing.Status.NONE:
                 raise errors.stream_is_captured()
+        blocks.sweep()
+        self.thread = threading.get_ident()
         self._enclosed = Enclosed(framework, stream, self._mode)
-        self._enclosed.begin()
-        self.journal = Journal(driver, self.handle)
-        open_recordings.setdefault(threading.get_ident(), []).append(self)
+        try:
+            blocks.unfinished.add(self)
+            self._enclosed.begin()
+            self.journal = Journal(driver, self.handle)
+            open_recordings.setdefault(self.thread, []).append(self)
+        except BaseException:
+            self.put_back()
+            raise
+        self.is_abandoned = False  # from here on it is left by `__exit__`
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self.is_abandoned = True
         enclosed = self._enclosed
         assert enclosed is not None
-        mine = open_recordings[threading.get_ident()]
-        mine.remove(self)
-        if not mine:
-            del open_recordings[threading.get_ident()]
         try:
+            self._close_journal()
             with release.relaxed_thread():  # a capture around this one must not hear of it
                 if error is not None:
                     enclosed.abandon()
                 else:
                     self._end(enclosed)
-        finally:
-            release.drain()
+            blocks.unfinished.discard(self)
+        except BaseException:
+            self.put_back()
+            raise
+        release.drain()
+
+    def is_at_work(self) -> bool:
+        """Whether this thread is inside its beginning or end."""
+        return blocks.is_running(self, _WORK)
+
+    def put_back(self) -> None:
+        """End the capture without wanting its graph; can be repeated."""
+        self._close_journal()
+        assert self._enclosed is not None
+        with release.relaxed_thread():
+            self._enclosed.abandon()
+        blocks.unfinished.discard(self)
+
+    def _close_journal(self) -> None:
+        mine = open_recordings.get(self.thread, [])
+        if self in mine:
+            mine.remove(self)
+        if not mine:
+            open_recordings.pop(self.thread, None)
 
     def _end(self, enclosed: Enclosed) -> None:
         driver = self.driver
@@ -127,6 +157,11 @@ class Recording:
             driver, captured.graph, context=contexts.current(driver), is_open=False
         )
         self.journal.hand_over(self._template, 0, nodes)
+
+
+_WORK = frozenset(
+    method.__code__ for method in (Recording.__enter__, Recording.__exit__, Recording.put_back)
+)
 
 
 def _unjoined(survey: reading.Survey | None) -> Exception:
@@ -191,6 +226,12 @@ class Part:
         if error is None:
             with release.relaxed_thread():
                 self._plant()
+
+    def __del__(self) -> None:
+        """A part that was entered by hand and never left: the next use of the library ends it."""
+        recording = getattr(self, "_recording", None)
+        if recording is not None:
+            recording.is_abandoned = True
 
     def _plant(self) -> None:
         target, recording = self._target, self._recording

@@ -46,8 +46,8 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
         with contexts.made_current(driver, framework.context), release.relaxed_thread():
             sequence._commit(framework, [segment])
     except BaseException:
-        if sequence._finish_commit():  # an interrupt came too late
-            raise
+        if sequence._finish_commit() or sequence._captured_by is not graph:
+            raise  # an interrupt came too late
         # The segments of before are whole, and so is the graph: both go on as they were.
         template.is_open, template.shown = before
         sequence._captured_by, sequence._plan = None, plan

@@ -95,12 +95,12 @@ class OwnTarget:
         return self.handle.closed
 
     def close(self) -> None:
-        mark, self._mark = self._mark, None
-        if mark is None or not process.can_release(self._epoch):
-            return
-        with release.relaxed_thread():
-            mark.close()
-            self.handle.close()
+        mark = self._mark
+        if mark is not None and process.can_release(self._epoch):
+            with release.relaxed_thread():
+                mark.close()
+                self.handle.close()
+        self._mark = None
 
     def __del__(self, later: Any = release.later) -> None:
         mark = getattr(self, "_mark", None)

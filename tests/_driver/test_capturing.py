@@ -22,7 +22,7 @@ def test_a_capture_begins_and_ends_with_a_graph_of_ours(driver, stream, mode, ba
     assert capturing.status(driver, stream) is Status.NONE
     capturing.begin(driver, stream, mode)
     assert capturing.status(driver, stream) is Status.ACTIVE
-    code, graph = capturing.end(driver, stream)
+    code, graph, _ = capturing.end(driver, stream)
     assert code == 0
     assert capturing.status(driver, stream) is Status.NONE
     graph.close()
@@ -32,7 +32,7 @@ def test_an_invalidated_capture_answers_901(driver, stream):
     capturing.begin(driver, stream, "global")
     driver.module.cuStreamSynchronize(stream)
     assert capturing.status(driver, stream) is Status.INVALIDATED
-    assert capturing.end(driver, stream) == (capturing.INVALIDATED, None)
+    assert capturing.end(driver, stream) == (capturing.INVALIDATED, None, True)
     assert capturing.status(driver, stream) is Status.NONE
 
 
@@ -41,7 +41,7 @@ def test_unjoined_work_answers_904(driver, stream):
     capturing.begin(driver, stream, "relaxed")
     wait(side, stream)
     driver.cuMemsetD32Async(address, 1, 1, side)
-    assert capturing.end(driver, stream) == (capturing.UNJOINED, None)
+    assert capturing.end(driver, stream) == (capturing.UNJOINED, None, True)
     driver.cuMemFree(address)
     driver.cuStreamDestroy(side)
 
@@ -49,7 +49,7 @@ def test_unjoined_work_answers_904(driver, stream):
 def test_another_thread_answers_908_and_the_capture_stays_open(driver, stream):
     capturing.begin(driver, stream, "thread_local")
     ended = in_thread(lambda: capturing.end(driver, stream))
-    assert ended == (capturing.WRONG_THREAD, None)
+    assert ended == (capturing.WRONG_THREAD, None, False)
     assert capturing.status(driver, stream) is Status.ACTIVE
     capturing.end(driver, stream).graph.close()
 

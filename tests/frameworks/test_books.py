@@ -133,7 +133,7 @@ def test_a_segment_is_opened_by_torch_ended_by_us_and_its_books_closed(bench, mo
     assert FakeShell.routes == 1
     assert release.open_captures() == 1
     bench.work()
-    code, graph = books.end()
+    code, graph, _ = books.end()
     assert code == 0
     assert len(bench.driver.graph_nodes(graph.value)) == 1
     books.close()
@@ -226,7 +226,7 @@ def test_a_capture_that_was_invalidated_is_closed(bench):
     books.open()
     bench.work()
     bench.driver.module.cuStreamSynchronize(bench.stream)
-    assert books.end() == (901, None)
+    assert books.end() == (901, None, True)
     books.close()
     bench.check_all_closed()
 
@@ -250,7 +250,7 @@ def test_an_end_on_another_thread_leaves_it_open_and_the_right_one_ends_it(bench
         driver.cuCtxSetCurrent(context)
         return books.end()
 
-    assert in_thread(other) == (908, None)
+    assert in_thread(other) == (908, None, False)
     assert release.open_captures() == 1
     books.end().graph.close()
     books.close()
@@ -261,7 +261,7 @@ def test_a_capture_that_the_user_ended_is_closed(bench):
     books = bench.books()
     books.open()
     bench.driver.cuGraphDestroy(bench.driver.cuStreamEndCapture(bench.stream))
-    assert books.end() == (401, None)
+    assert books.end() == (401, None, True)
     books.close()
     bench.check_all_closed()
 

@@ -19,6 +19,7 @@ from breakable_cuda_graphs import (
     EscapedWorkWarning,
     StaleInputError,
     breakable_graph,
+    is_in_breakable_graph,
     no_graph,
 )
 from breakable_cuda_graphs import sequence as sequences
@@ -209,11 +210,13 @@ def test_a_block_left_by_another_thread_lets_this_one_allocate_as_before(cupy):
         entered.set()
         left.wait(10)
         places.append(cupy.full(N, 5).data.mem.pool())
+        is_in_breakable_graph()  # any use of the library on the thread that entered it
 
     thread = threading.Thread(target=enter)
     thread.start()
     entered.wait(10)
-    block.__exit__(None, None, None)
+    with pytest.raises(CaptureError, match="another thread"):
+        block.__exit__(None, None, None)
     left.set()
     thread.join(10)
     assert places == [cupy.pool]

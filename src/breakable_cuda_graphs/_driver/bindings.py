@@ -29,6 +29,11 @@ SIMULATOR_VARIABLE = "BREAKABLE_CUDA_GRAPHS_SIMULATOR"
 
 _SUCCESS = 0
 
+#: INVALID_VALUE, NOT_FOUND and NOT_SUPPORTED: what asking for an attribute or an address that a thing
+#: does not have is answered with.
+INVALID_VALUE = 1
+_NO_SUCH_THING = (INVALID_VALUE, 500, 801)
+
 #: How many nodes to ask for at first: small graphs are read in one call instead of two.
 _GUESS = 4
 
@@ -99,6 +104,18 @@ class Driver:
         """Whether the bindings know the function (the driver may still lack it: see `version`)."""
         return hasattr(self.module, name)
 
+    def ask(self, name: str, *args: Any) -> tuple[Any, ...] | None:
+        """The values of a call, or None where the driver answers that there is no such thing.
+
+        Any other error is one: what is not known must not count as "no".
+        """
+        code, *values = self.raw(name)(*args)
+        if not code:
+            return tuple(values)
+        if int(code) in _NO_SUCH_THING:
+            return None
+        raise self.error(name, code)
+
     def _call(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a call, however many there are; for the shims below."""
         values = getattr(self, name)(*args)
@@ -161,8 +178,8 @@ class Driver:
 
     def allocation(self, address: int) -> tuple[int, int] | None:
         """(start, bytes) of the device allocation that an address lies in; None outside of all."""
-        code, start, nbytes = self.module.cuMemGetAddressRange(types.CUdeviceptr(address))
-        return None if int(code) else (int(start), int(nbytes))
+        found = self.ask("cuMemGetAddressRange", types.CUdeviceptr(address))
+        return None if found is None else (int(found[0]), int(found[1]))
 
     def node_dependencies(self, node: Any) -> list[Any]:
         """The nodes that this one waits for."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from ..errors import CUDAError
 from . import bindings
 from .handles import GraphHandle
 
@@ -36,6 +37,7 @@ class Ended(NamedTuple):
 
     code: int
     graph: GraphHandle | None
+    is_over: bool = True  # False where the stream still captures: a wrong thread ends nothing
 
 
 def begin(driver: bindings.Driver, stream: Any, mode: str) -> None:
@@ -50,15 +52,21 @@ def end(driver: bindings.Driver, stream: Any) -> Ended:
     if int(code) == 0 and graph.held.value is not None and int(graph):
         return Ended(0, graph)
     graph.held.forget()
-    return Ended(int(code) or INVALIDATED, None)
+    try:
+        is_over = status(driver, stream) is Status.NONE
+    except CUDAError:  # a stream that does not answer has nothing left to end
+        is_over = True
+    return Ended(int(code) or INVALIDATED, None, is_over)
 
 
 def discard(driver: bindings.Driver, stream: Any) -> None:
-    """End whatever capture the stream is in, wanting nothing of it."""
+    """End whatever capture the stream is in, wanting nothing of it; raises if that cannot be done."""
     if status(driver, stream) is not Status.NONE:
-        graph = end(driver, stream).graph
-        if graph is not None:
-            graph.close()
+        ended = end(driver, stream)
+        if ended.graph is not None:
+            ended.graph.close()
+        if not ended.is_over:
+            raise driver.error("cuStreamEndCapture", ended.code)
 
 
 def status(driver: bindings.Driver, stream: Any) -> Status:

@@ -106,7 +106,7 @@ _simulated_setters: dict[tuple[int, str], Any] = {}
 
 def _simulated(driver: bindings.Driver, name: str) -> Any:
     """The same kernels for the simulated device, made by its own package: no import points up."""
-    simulator = sys.modules[type(driver.module).__module__.rpartition(".")[0]]
+    simulator = sys.modules[driver.module.__module__.rpartition(".")[0]]
     SimulatedKernel, set_conditional = simulator.SimulatedKernel, simulator.set_conditional
 
     def set_condition(

@@ -7,6 +7,7 @@ replay, answers for it; a replay on another stream first waits for it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,18 +87,21 @@ class CompletionMark:
     def is_lost(self) -> bool:
         """Whether the context that the event was made in has been destroyed, and all in it."""
         if not self._event.closed:
-            (code,) = self.driver.module.cuEventQuery(self._event.value)
-            self._lost = int(code) == _CONTEXT_IS_DESTROYED
+            with contextlib.suppress(Exception):  # no answer: what was known before
+                (code,) = self.driver.module.cuEventQuery(self._event.value)
+                self._lost = int(code) == _CONTEXT_IS_DESTROYED
         return self._lost
 
     def close(self) -> None:
         """Wait, and give the event back; who waits later has nothing to wait for any more."""
-        self.wait()
-        self.is_lost()
-        self._held.clear()
-        _events.discard(self._event)
-        self._raw = None  # which the driver refuses
-        self._event.close()
+        try:
+            self.wait()
+            self.is_lost()
+        finally:
+            self._held.clear()
+            _events.discard(self._event)
+            self._raw = None  # which the driver refuses
+            self._event.close()
 
 
 def join(driver: bindings.Driver, waiting: Any, earlier: Any) -> None:

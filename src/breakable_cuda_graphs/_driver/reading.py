@@ -149,12 +149,14 @@ class KernelReader:
 def _read_layout(driver: bindings.Driver, function: Any) -> Layout:
     is_kernel = isinstance(function, bindings.types.CUkernel)
     name = (driver.cuKernelGetName if is_kernel else driver.cuFuncGetName)(function)
-    info = driver.module.cuKernelGetParamInfo if is_kernel else driver.module.cuFuncGetParamInfo
-    parameters: list[tuple[int, int]] = []
+    call = "cuKernelGetParamInfo" if is_kernel else "cuFuncGetParamInfo"
+    info, parameters = driver.raw(call), list[tuple[int, int]]()
     while True:
         code, offset, size = info(function, len(parameters))
-        if int(code) != 0:
+        if int(code) == bindings.INVALID_VALUE:  # there are no more
             break
+        if code:
+            raise driver.error(call, code)
         parameters.append((int(offset), int(size)))
     return Layout(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters))
 
@@ -183,8 +185,7 @@ def is_memory(driver: bindings.Driver, word: int) -> bool:
     if not 1 << 20 < word < 1 << 57:
         return False
     attribute = bindings.types.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    code, _ = driver.module.cuPointerGetAttribute(attribute, word)
-    return int(code) == 0
+    return driver.ask("cuPointerGetAttribute", attribute, word) is not None
 
 
 class Survey:

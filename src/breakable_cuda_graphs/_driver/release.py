@@ -68,13 +68,19 @@ def open_captures() -> int:
 
 
 def drain() -> int:
-    """Release what is queued, if this is a moment at which that is safe; returns how many."""
+    """Release what is queued, if this is a moment at which that is safe; returns how many.
+
+    Raises nothing: what cannot be released now stays in the queue.
+    """
     if not _queue or _open or not process.can_release(process.epoch):
         return 0
     if not _draining.acquire(blocking=False):
         return 0  # another thread is at it, or this one from inside a release
     try:
         return _drain_all()
+    except Exception as error:  # the thread's mode could not be changed
+        _log.warning("handles could not be released now: %s", repr(error))
+        return 0
     finally:
         _draining.release()
 
@@ -100,8 +106,9 @@ def _drain_all() -> int:
             else:
                 try:
                     release()
-                except Exception:  # one that fails must not keep the others from being released
-                    _log.exception("a handle could not be released")
+                except Exception as error:  # one that fails must not keep the others from theirs
+                    # Not the error itself: whoever keeps the record would keep what was to be released.
+                    _log.error("a handle could not be released: %s", repr(error))
                 released += 1
             del release  # it may hold the last reference to something that then queues itself
             _queue.popleft()  # only now: one that is interrupted is called again
@@ -137,14 +144,21 @@ class relaxed_thread:
             raise self._driver.error("cuThreadExchangeStreamCaptureMode", code)
 
     def __exit__(self, *_: Any) -> None:
+        code: Any = 0
         if self._previous is not None:
-            self._driver.module.cuThreadExchangeStreamCaptureMode(self._previous)
-        if _owed.outermost is self:
+            try:
+                code, _ = self._driver.module.cuThreadExchangeStreamCaptureMode(self._previous)
+            except Exception as error:  # what was done inside must not look as if it had failed
+                code = error
+        if _owed.outermost is self and not code:
             _owed.outermost = None
 
 
 def put_thread_back() -> None:
-    """End what an interrupt has kept from ending; called where no `relaxed_thread` can be open."""
+    """End what an interrupt or a failed call has kept from ending.
+
+    Called where no `relaxed_thread` can be open.
+    """
     if _owed.outermost is not None:
         _owed.outermost.__exit__()
 

@@ -327,10 +327,10 @@ class Reader:
         )
 
     def _attribute(self, node: Any, identity: int) -> Any:
-        code, value = self.driver.module.cuGraphKernelNodeGetAttribute(
-            node, types.CUkernelNodeAttrID(identity)
+        found = self.driver.ask(
+            "cuGraphKernelNodeGetAttribute", node, types.CUkernelNodeAttrID(identity)
         )
-        return None if int(code) else value
+        return None if found is None else found[0]
 
     def copy(self, node: Any) -> Copy:
         params = self.driver.cuGraphMemcpyNodeGetParams(node)

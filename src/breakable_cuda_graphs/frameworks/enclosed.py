@@ -49,17 +49,21 @@ class Enclosed:
 
     def abandon(self) -> None:
         """End the capture without wanting its graph."""
-        try:
-            self._session.abandon()
-        finally:
-            self.leave(failed=True)
+        self.leave(failed=True)
 
     def leave(self, failed: bool) -> None:
-        """Restore what `begin` changed. A second call does nothing."""
+        """Restore what `begin` changed; if it `failed`, end what is still open. Can be repeated."""
+        try:
+            if failed:
+                self._session.abandon()
+        finally:
+            self._leave(failed)
+
+    def _leave(self, failed: bool) -> None:
         try:
             if self._is_entered:
-                self._is_entered = False
                 self._session.leave(failed)
+                self._is_entered = False
         finally:
             self.pool.end_lease(self, keep=self._session.uses_workspace)
 

@@ -185,10 +185,10 @@ class RawSession:
 
     def end(self, survey: Survey | None) -> base.Captured:
         ended = capturing.end(self.driver, self.stream)
-        if ended.code != capturing.WRONG_THREAD:
+        if ended.is_over:
             self._closed()
         self._has_work = self._has_work or (survey is not None and bool(survey.kinds))
-        return base.Captured(*ended)
+        return base.Captured(ended.code, ended.graph)
 
     def _closed(self) -> None:
         release.capture_closed(self)
@@ -196,11 +196,7 @@ class RawSession:
 
     def abandon(self) -> None:
         if self._is_open:
-            try:
-                capturing.discard(self.driver, self.stream)
-            except Exception:  # a stream that does not answer has nothing left to end
-                self._closed()
-                raise
+            capturing.discard(self.driver, self.stream)
             self._closed()
 
     def before_break(self) -> None:

@@ -56,10 +56,15 @@ class Books:
             self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
         self._stage = _OPEN
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether there is nothing left to close."""
+        return self._stage in (_NEW, _CLOSED)
+
     def end(self) -> Ended:
         """End the capture by the driver: a graph that is ours, or the code that says why not."""
         ended = capturing.end(self.driver, self.stream)
-        if ended.code != capturing.WRONG_THREAD:
+        if ended.is_over:
             self._stage = _ENDED
         return ended
 
@@ -74,11 +79,11 @@ class Books:
 
         No torch call may come between `end` and this.
         """
-        if self._stage in (_NEW, _CLOSED):
+        if self.is_closed:
             return
+        if self._stage != _ENDED:
+            capturing.discard(self.driver, self.stream)  # or raises: then it can be tried again
         try:
-            if self._stage != _ENDED:
-                capturing.discard(self.driver, self.stream)
             self._end_dummy(inside)
         except BaseException as error:  # a shell that never began answers with anything
             if self._stage == _OPENING and isinstance(error, Exception):

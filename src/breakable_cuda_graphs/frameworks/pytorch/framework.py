@@ -196,8 +196,9 @@ class TorchSession:
             try:
                 books.close()
             finally:
-                self._draws.ended()
-                self._closed()
+                if books.is_closed:  # else the stream is still in its capture: to be tried again
+                    self._draws.ended()
+                    self._closed()
 
     def _on_stream(self, work: Callable[..., Any], argument: Any) -> Any:
         """Work with the capture stream as torch's current one, whatever the user's code has made it."""

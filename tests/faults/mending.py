@@ -1,0 +1,31 @@
+"""After a test that has found something: put back by force what was left, so that the next is alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from breakable_cuda_graphs import blocks
+from breakable_cuda_graphs._driver import bindings, release, userobjects
+from breakable_cuda_graphs.simulator import tensors
+from helping import settle
+
+
+def mend() -> None:
+    """Nothing is open any more, as far as this process knows."""
+    from torch.overrides import _get_current_function_mode, _pop_mode
+    from torch.utils import _python_dispatch
+
+    for block in blocks.open_blocks:
+        blocks.remove(block)
+    blocks.unfinished.clear()
+    release._open.clear()
+    release._owed.outermost = None
+    userobjects._held.clear()
+    tensors._current.handle = 0
+    while _python_dispatch._get_current_dispatch_mode() is not None:
+        _python_dispatch._pop_mode()
+    while _get_current_function_mode() is not None:
+        _pop_mode()
+    mode: Any = bindings.types.CUstreamCaptureMode(0)
+    bindings.current().module.cuThreadExchangeStreamCaptureMode(mode)
+    settle()

@@ -1,0 +1,154 @@
+"""Context managers that nobody leaves: the next use of the library ends what they had begun."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from breakable_cuda_graphs import (  # noqa: E402
+    CaptureError,
+    CUDAGraphSequence,
+    Graph,
+    ReplayError,
+    breakable_graph,
+    is_in_breakable_graph,
+    no_graph,
+)
+from breakable_cuda_graphs.simulator import tensors  # noqa: E402
+from faults.injecting import attempt  # noqa: E402
+from helping import MODES, Boom, assert_nothing_open, capture, in_thread  # noqa: E402
+
+
+@no_graph
+def bump(t: Any) -> None:
+    t.add_(1)
+
+
+@contextlib.contextmanager
+def captured(seq: Any, mode: str) -> Iterator[None]:
+    with breakable_graph(seq, capture_error_mode=mode):
+        yield
+
+
+def lose_a_generator(seq: Any, mode: str) -> None:
+    """Its end runs when the generator is collected."""
+    manager = captured(seq, mode)
+    manager.__enter__()
+    bump(torch.ones(2) * 2)
+
+
+def lose_a_block(seq: Any, mode: str) -> None:
+    """Nothing runs for it: the context manager was entered by hand."""
+    block = breakable_graph(seq, capture_error_mode=mode)
+    block.__enter__()
+    bump(torch.ones(2) * 2)
+
+
+def lose_a_block_in_a_frame(seq: Any, mode: str) -> None:
+    """An error between entering and leaving, as in `ExitStack`-less code."""
+    block = breakable_graph(seq, capture_error_mode=mode)
+    block.__enter__()
+    raise Boom
+
+
+LOSSES = [lose_a_generator, lose_a_block, lose_a_block_in_a_frame]
+
+USES = {
+    "capture": lambda seq: capture(lambda: torch.ones(2) + 1),
+    "break": lambda seq: bump(torch.ones(2)),
+    "replay": lambda seq: attempt(seq.replay),
+    "reset": lambda seq: seq.reset(),
+    "question": lambda seq: is_in_breakable_graph(),
+    "graph": lambda seq: Graph().capture().__enter__().__exit__(None, None, None),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("lose", LOSSES)
+@pytest.mark.parametrize("use", USES)
+def test_the_next_use_of_whatever_kind_ends_it(device: Any, lose: Any, mode: str, use: str) -> None:
+    seq = CUDAGraphSequence()
+    with contextlib.suppress(Boom):
+        lose(seq, mode)
+    gc.collect()
+    USES[use](seq)
+    assert_nothing_open(device)
+    assert tensors.current_stream() == 0
+    seq.reset()
+    x = torch.ones(2)
+    _, y = capture(lambda: x * 3, seq, capture_error_mode=mode)
+    x.fill_(5)
+    seq.replay()
+    assert y.tolist() == [15, 15]
+
+
+def test_a_sequence_whose_block_was_abandoned_replays_in_another_capture_no_more(
+    device: Any,
+) -> None:
+    """The capture that the current stream was left in is none that a replay could go into."""
+    x = torch.ones(2)
+    good, y = capture(lambda: x * 2)
+    lose_a_block(CUDAGraphSequence(), "relaxed")
+    gc.collect()
+    good.replay()
+    assert y.tolist() == [2, 2]
+    assert_nothing_open(device)
+
+
+def test_a_part_that_was_abandoned_is_ended_by_the_next_use(device: Any) -> None:
+    graph = Graph()
+
+    def lose() -> None:
+        graph.capture().__enter__()
+
+    lose()
+    gc.collect()
+    with graph.capture() as part:
+        torch.ones(2) + 1
+    assert_nothing_open(device)
+    assert len(part.nodes) == len(graph.nodes) > 0
+    graph.close()
+
+
+def test_another_thread_leaves_an_abandoned_block_alone(device: Any) -> None:
+    """A capture ends on the thread that began it."""
+    lose_a_block(CUDAGraphSequence(), "thread_local")
+    gc.collect()
+    in_thread(lambda: capture(lambda: torch.ones(2) + 1))
+    assert device.open_captures() == 1
+    capture(lambda: torch.ones(2) + 1)
+    assert_nothing_open(device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_generator_that_another_thread_collects_is_ended_by_its_own(
+    device: Any, mode: str
+) -> None:
+    seq = CUDAGraphSequence()
+    holder = [captured(seq, mode)]
+    holder[0].__enter__()
+    in_thread(holder.clear)
+    assert tensors.current_stream() != 0
+    capture(lambda: torch.ones(2) + 1)
+    assert_nothing_open(device)
+    with pytest.raises(ReplayError, match="failed"):
+        seq.replay()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_block_that_is_left_on_another_thread_says_so(device: Any, mode: str) -> None:
+    seq = CUDAGraphSequence()
+    block = breakable_graph(seq, capture_error_mode=mode)
+    block.__enter__()
+    with pytest.raises(CaptureError, match="another thread"):
+        in_thread(lambda: block.__exit__(None, None, None))
+    capture(lambda: torch.ones(2) + 1)
+    assert_nothing_open(device)
+    with pytest.raises(ReplayError, match="failed"):
+        seq.replay()
