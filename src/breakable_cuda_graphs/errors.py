@@ -864,7 +864,7 @@ def edit_refused(node: object, field: str | None, why: str) -> UpdateError:
     where = f"{field} of " if field else ""
     return _update(
         node,
-        field,
+        field or None,
         f"{where}the node {_named(node)} cannot be changed so: {why}. Nothing was changed.",
     )
 
