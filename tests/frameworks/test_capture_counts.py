@@ -31,6 +31,7 @@ CALLS = {
     "cuEventRecordWithFlags": 1,  # its node
     "CUDAGraph.capture_end": 1,
     "CUDAGraph.reset": 1,
+    "cuEventRecord": 1,  # the generators were refilled: what follows on other streams waits for that
     "cuGraphInstantiate": 1,
 }
 #: Bytecodes are counted differently by each Python: there is room for that.

@@ -327,27 +327,25 @@ def test_refills_on_different_streams_follow_each_other(road, monkeypatch):
     assert waited == [int(two), int(one), int(two)]
 
 
-def test_segments_of_one_block_need_no_mark_between_them(road, monkeypatch):
+def test_no_mark_is_recorded_while_a_segment_is_open(road, monkeypatch):
+    """It would be captured, and whoever waits for it would be drawn into that capture."""
     traffic, (one, two) = road
     recorded: list[int] = []
-    record = type(traffic._mark).record
     monkeypatch.setattr(
-        type(traffic._mark),
-        "record",
-        lambda mark, handle, stream: (recorded.append(handle), record(mark, handle, stream)),
+        type(traffic._mark), "record", lambda mark, handle, stream: recorded.append(handle)
     )
-    draws, other = FakeDraws(), FakeDraws()
-    for _ in range(3):
-        open_(traffic, draws, two)
-        close(traffic, draws, two)
-    assert recorded == []
-    open_(traffic, other, one)  # another block's refill follows them
-    assert recorded == [int(two)]
-    close(traffic, other, one)
-    traffic.left(draws)
-    assert recorded == [int(two)]
-    traffic.left(other)  # before its stream may go
-    assert recorded == [int(two), int(one)]
+    host, guest = FakeDraws(), FakeDraws()
+    for _ in range(2):
+        open_(traffic, host, two)
+        close(traffic, host, two)
+    open_(traffic, host, two)
+    assert recorded == [int(two)] * 2
+    open_(traffic, guest, one)
+    assert guest.is_guest
+    assert recorded == [int(two)] * 2
+    close(traffic, guest, one)
+    close(traffic, host, two)
+    assert recorded == [int(two)] * 2 + [int(one), int(two)]
 
 
 def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):

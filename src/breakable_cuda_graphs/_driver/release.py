@@ -47,9 +47,14 @@ def queue(entry: tuple[int, Release]) -> None:
         leak(entry)
 
 
-def leak(thing: object) -> None:
-    """Keep an object for ever: its own finalizer must not run in a child or at exit."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+def leak(
+    thing: object, py_object: Any = ctypes.py_object, incref: Any = ctypes.pythonapi.Py_IncRef
+) -> None:
+    """Keep an object for ever: its own finalizer must not run in a child or at exit.
+
+    What it calls is bound here, since at the very end `ctypes` is an empty module.
+    """
+    incref(py_object(thing))
 
 
 def capture_opened(capture: object) -> None:

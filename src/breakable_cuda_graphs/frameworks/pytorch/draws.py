@@ -129,10 +129,8 @@ class Draws:
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
-        with self.lock:
-            for counter in self._counters:
-                counter.finish(failed)
-            self._traffic.left(self)
+        for counter in self._counters:
+            counter.finish(failed)
 
 
 class _Counter:
@@ -315,7 +313,6 @@ class Traffic:
         self._progress_of_hosts: dict[
             Draws, dict[Draws, tuple[int, ...]]
         ] = {}  # when the guest opened
-        self._unmarked: Draws | None = None  # whose refill ran last, on its stream, without a mark
         self._handle, self._stream = -1, None  # of the last replay
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -326,8 +323,7 @@ class Traffic:
             begin_capture()
             return
         with self.lock:
-            if self._unmarked is not draws:
-                self._order(draws.handle, draws.stream)
+            self._mark.order_after(draws.handle, draws.stream)
             hosts = {other: other.progress() for other in self._open if not other.is_guest}
             draws.is_guest, draws.had_guest, draws.is_spoilt = bool(hosts), False, False
             for host in hosts:
@@ -343,30 +339,13 @@ class Traffic:
     def ended(self, draws: Draws) -> None:
         """A segment is over: what follows on other streams follows its refill.
 
-        The mark for that is recorded when somebody comes, or at the end of the block: segments of a
-        block follow each other on one stream anyway.
+        The mark is recorded now, not when somebody comes: by then the next segment may be open, and
+        a mark in a capture would bring whoever waits for it into that capture.
         """
         self._progress_of_hosts.pop(draws, None)
         if self._open.pop(draws, None) is not None:
             self._changed.notify_all()
-            if self._unmarked is not draws:
-                self._settle()
-            self._unmarked = draws
-
-    def left(self, draws: Draws) -> None:
-        """A block is over: its stream may go."""
-        if self._unmarked is draws:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Set the mark behind the last refill."""
-        draws, self._unmarked = self._unmarked, None
-        if draws is not None:
             self._mark.record(draws.handle, draws.stream)
-
-    def _order(self, handle: int, stream: Any) -> None:
-        self._settle()
-        self._mark.order_after(handle, stream)
 
     def spoil_hosts(self, guest: Draws) -> bool:
         """A guest has drawn from generators that another open capture has: whether that is lost.
@@ -392,7 +371,7 @@ class Traffic:
         handle = torch._C._cuda_getCurrentRawStream(self._device)
         if handle != self._handle:
             self._handle, self._stream = handle, types.CUstream(handle)
-        self._order(handle, self._stream)
+        self._mark.order_after(handle, self._stream)
 
     def after_replay(self) -> None:
         """Behind the launch."""
