@@ -1,8 +1,9 @@
 """The guides' pictures of pages: `python docs/screenshots.py` takes them again, with Chromium.
 
 The hard problem: a page is a picture only in a browser, and the figures on it are worth showing only if
-they are a device's. So the report of a run on a device is kept as it was written
-(`docs/screenshots/decoder.json`), and what the guide shows of it is made anew from that.
+they are a device's. So the report of a run on an H200 is kept (`docs/screenshots/decoder.json`), and what
+the guide shows of it is made anew from that. It was written before the time of the marks was taken out of
+the rows; that was done afterwards, from its own figures and by the library's rule.
 """
 
 from __future__ import annotations

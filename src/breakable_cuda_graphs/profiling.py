@@ -5,7 +5,8 @@ waited before. So the same replay is timed in four ways, in turn:
 
 1. as it is, to know what all the others have to add up to;
 2. with an event and the host's time between its units: how long the stream takes from one to the
-   next, work and waiting together. Nothing else is added, so the units add up to the replay;
+   next, work and waiting together. What the events add, the difference to the first, is taken out
+   of all units alike, so that they add up to the replay;
 3. with a delay before each unit that outlasts its submission: then the stream never waits, and what
    it takes is work;
 4. where a break waits for the device itself, nothing can be queued ahead of that. There the end of
@@ -325,10 +326,16 @@ class _Profiler:
         chosen = _inner_half([gpu[-1] - gpu[0] for gpu in marked.gpu])
         gpu = _mean_steps([marked.gpu[number] for number in chosen])
         cpu = _mean_steps([marked.cpu[number] for number in chosen])
+        profiled = sum(gpu)
+        plain_totals = [each[1] - each[0] for each in plain.gpu]
+        replay = _middle(plain_totals)
+        # What the marks have added to the stream's time is measured too, and belongs to no unit.
+        mark = max(0.0, profiled - replay) / len(gpu)
+        gpu = [max(0.0, taken - mark) for taken in gpu]
         total = sum(gpu)
         rows = []
         for number, unit in enumerate(self._units):
-            busy = min(work[number], gpu[number])
+            busy = min(max(0.0, work[number] - mark), gpu[number])
             rows.append(
                 self._row(unit, busy, gpu[number] - busy, cpu[number] - stamp, total, waits[number])
             )
@@ -337,8 +344,6 @@ class _Profiler:
             gap_us=gpu[-1], cpu_us=max(0.0, cpu[-1] - stamp), launches=0, nodes=0,
             share=gpu[-1] / total, waits=False,
         )  # fmt: skip
-        plain_totals = [gpu[1] - gpu[0] for gpu in plain.gpu]
-        replay = _middle(plain_totals)
         pool = self._sequence._pool
         with self._quiet():
             pool_bytes = None if pool is None else pool.nbytes()
@@ -353,7 +358,7 @@ class _Profiler:
             fastest_us=min(plain_totals),
             slowest_us=max(plain_totals),
             cpu_us=_middle([cpu[1] for cpu in plain.cpu]),
-            profiled_us=total,
+            profiled_us=profiled,
             mark_us=stamp,
             clock_error_us=self._clock.error,
             pool_bytes=pool_bytes,
@@ -406,7 +411,7 @@ class _Profiler:
         ]
         nodes = sum(unit.nodes for unit in self._units)
         copies = min(_MOST_COPIES, _MOST_COPIED_NODES // max(nodes, 1))
-        if self._driver.simulated or not graphs:
+        if self._driver.simulated or not graphs or not copies:
             return None
         return timing.instantiated_bytes(self._driver, graphs, copies)
 

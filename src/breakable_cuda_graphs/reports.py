@@ -82,12 +82,12 @@ class Report:
     """What `sequence.profile()` measured. All times are microseconds.
 
     rows: one a unit, and a last one for what a replay does besides. `gpu_us + gap_us` of all rows
-        add up to `profiled_us`.
+        add up to the replay: the time of the marks between the units is taken out of them.
     replay_us: a replay that is not looked into, from its first work to that of the next one; the
         mean of the middle half of `iterations`, measured in turn with those that are.
         `fastest_us` and `slowest_us` are its extremes, `cpu_us` is what `replay()` takes the host.
-    overhead_us: what looking has added: `profiled_us - replay_us`. mark_us: what one mark takes the
-        host; it is in each unit's gap where the host is the slower one, and taken out of `cpu_us`.
+    profiled_us: a replay with marks. overhead_us: what they have added, `profiled_us - replay_us`.
+    mark_us: what one mark takes the host; it is taken out of `cpu_us`.
     replays: how often the sequence was replayed in all.
     pool_bytes: memory of the sequence's pool, where there is one. executable_bytes: device memory of
         its executables, measured by making them again and again; None where that does not show.
@@ -137,7 +137,7 @@ class Report:
         for row, following in zip(self.rows, self.rows[1:], strict=False):
             if row.kind == "break":
                 gain = row.gap_us + (following.gap_us if following.kind == "graph" else 0.0)
-                if gain > _WORTH * self.profiled_us:
+                if gain > _WORTH * self.replay_us:
                     found.append((row, gain))
         return tuple(sorted(found, key=lambda pair: -pair[1]))
 
@@ -215,9 +215,9 @@ class Report:
         spread = f"{_figure(self.fastest_us)} to {_figure(self.slowest_us)}"
         lines = [
             f"a replay takes {_figure(self.replay_us)} us ({spread}), {_figure(self.cpu_us)} us of "
-            f"the host; the units above add up to {_figure(self.profiled_us)} us, so that profiling "
-            f"added {_figure(self.overhead_us)} us "
-            f"({self.overhead_us / max(self.replay_us, 1e-9):.1%})"
+            f"the host; profiling added {_figure(self.overhead_us)} us "
+            f"({self.overhead_us / max(self.replay_us, 1e-9):.1%}), which is taken out of the units: "
+            f"they add up to {_figure(self.gpu_us + self.gap_us)} us"
         ]
         memory = [
             f"{name} {_bytes(number)}"
@@ -232,7 +232,7 @@ class Report:
         if worth:
             lines.append("breaks that cost the replay most:")
             for row, gain in worth[:_NAMED]:
-                share = gain / self.profiled_us
+                share = gain / self.replay_us
                 lines.append(
                     f"  {row.label} at {_short_line(row.line)}: {_figure(gain)} us ({share:.1%})"
                 )

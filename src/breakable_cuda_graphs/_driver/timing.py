@@ -35,9 +35,6 @@ _FILL_BYTES = (1 << 10, 1 << 20, 1 << 23, 1 << 25)  # tried in turn
 _WORTH = 4  # a launch of fills has to take the device so many times what it takes the host
 _TRIES = 5
 
-_PAGE = 2 << 20  # what the driver takes memory by
-_SEEN = 4 * _PAGE  # a change that is worth dividing
-
 
 class TimedEvent(EventHandle):
     """An event that notes the device's time."""
@@ -189,24 +186,20 @@ def compare_clocks(driver: bindings.Driver, stream: Any, events: Sequence[Any]) 
     return best
 
 
-def instantiated_bytes(
-    driver: bindings.Driver, graphs: Sequence[Any], most_copies: int
-) -> float | None:
+def instantiated_bytes(driver: bindings.Driver, graphs: Sequence[Any], copies: int) -> float | None:
     """The device memory that one executable of each graph takes, in bytes; None if it does not show.
 
-    There is no getter, and the driver takes memory by megabytes: executables are made until its free
-    memory has changed enough to be divided by their number.
+    There is no getter, and the driver takes memory in large pieces: so many executables of each are
+    made, and what its free memory has lost is divided by their number. The more, the finer.
     """
     made: list[ExecHandle] = []
     try:
         before = driver.cuMemGetInfo()[0]
-        for copies in range(1, most_copies + 1):
+        for _ in range(copies):
             for graph in graphs:
                 made.append(ExecHandle.instantiate(graph))
-            taken = before - driver.cuMemGetInfo()[0]
-            if taken >= _SEEN:
-                return float(taken / copies)
-        return float(taken / copies) if most_copies and taken >= _PAGE else None
+        taken = before - driver.cuMemGetInfo()[0]
+        return float(taken / copies) if taken > 0 else None
     finally:
         for executable in made:
             executable.close()

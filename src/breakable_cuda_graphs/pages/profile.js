@@ -19,8 +19,8 @@ byId("where").textContent = data.simulated
   : `${data.device}; ${data.iterations} replays timed in each way, ${data.replays} made in all.`;
 byId("sum").textContent =
   `A replay takes ${microseconds(data.replay_us)} µs: ${microseconds(data.gpu_us)} µs of work and ` +
-  `${microseconds(data.gap_us)} µs of gaps in ${microseconds(data.profiled_us)} µs with profiling, which added ` +
-  `${microseconds(data.overhead_us)} µs (${percent(data.overhead_us / data.replay_us)}). ` +
+  `${microseconds(data.gap_us)} µs of gaps. Profiling added ${microseconds(data.overhead_us)} µs ` +
+  `(${percent(data.overhead_us / data.replay_us)}), which is taken out of the table, not of the timeline. ` +
   `replay() keeps the host ${microseconds(data.cpu_us)} µs.`;
 
 // ---- the timeline
@@ -244,7 +244,7 @@ if (!data.worth_removing.length) byId("worth-section").hidden = true;
 for (const worth of data.worth_removing.slice(0, 10)) {
   const row = rows[worth.row];
   const link = make("button", { type: "button", onclick: () => chooseRow(worth.row) }, row.label);
-  const text = ` at ${shortLine(row.line)}: ${microseconds(worth.gain_us)} µs (${percent(worth.gain_us / data.profiled_us)})`;
+  const text = ` at ${shortLine(row.line)}: ${microseconds(worth.gain_us)} µs (${percent(worth.gain_us / data.replay_us)})`;
   byId("worth").append(make("li", {}, link, text));
 }
 
