@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 from breakable_cuda_graphs import (
+    CUDAError,
     CUDAGraphSequence,
     Graph,
     GraphSegment,
@@ -21,9 +22,11 @@ from breakable_cuda_graphs import (
     no_graph,
     placing,
 )
+from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.rebinding import rebind
 from breakable_cuda_graphs.simulator import SimulatedKernel
 from graphs import N, array, scale, scale_kernel
+from helping import watched_driver
 
 torch: Any = pytest.importorskip("torch")
 
@@ -73,6 +76,32 @@ def test_every_segment_and_break_is_reached(device: Any) -> None:
     scene.check(36)
     assert z.tolist() == [108.0] * N
     scene.seq.reset()
+
+
+@pytest.mark.parametrize("edits", [1, 2])
+def test_a_rebind_that_fails_halfway_changes_nothing(device: Any, edits: int) -> None:
+    """What was changed before the call that failed is changed back."""
+    with watched_driver(device) as driver:
+        scene, seen = Scene(), []
+        x, w, z = full(2), full(20), full(0)
+
+        def fail(place: int, name: str, go: Any) -> Any:
+            seen.extend([name] * (name == "cuGraphExecKernelNodeSetParams"))
+            is_the_one = name == "cuGraphExecKernelNodeSetParams" and len(seen) == edits
+            return (types.CUresult(2),) if is_the_one else go()
+
+        driver.answer = fail
+        with pytest.raises(CUDAError, match="cuGraphExecKernelNodeSetParams"):
+            rebind(scene.seq, {scene.x: x, scene.w: w, scene.z: z})
+        driver.answer = None
+        assert len(seen) == 2 * edits - 1
+        scene.check(36)
+        assert z.tolist() == [0] * N, "the new output was written to"
+        words = {a.as_pointer() for a in scene.seq.segments[0].graph.nodes[0].args if a.size == 8}
+        assert scene.x.data_ptr() in words
+        rebind(scene.seq, {scene.x: x, scene.w: w, scene.z: z})
+        scene.check(72, z)
+        scene.seq.reset()
 
 
 def test_nodes_tell_the_new_addresses(device: Any) -> None:

@@ -97,6 +97,64 @@ def test_the_allocator_is_asked_when_there_is_a_likeness(monkeypatch, shared, re
     assert asked == [0] * looks
 
 
+# ---------------------------------------------------------------- the end of a block
+
+
+class SeededGenerator:
+    """A generator whose state is a seed and an offset."""
+
+    def __init__(self, seed: int, offset: int) -> None:
+        self.state = (seed, offset)
+
+    def graphsafe_get_state(self) -> SeededGenerator:
+        return self
+
+    def get_state(self) -> Any:
+        return torch.tensor(self.state)
+
+    def set_state(self, state: Any) -> None:
+        self.state = tuple(state.tolist())
+
+    def initial_seed(self) -> int:
+        return self.state[0]
+
+    def get_offset(self) -> int:
+        return self.state[1]
+
+    def set_offset(self, offset: int) -> None:
+        self.state = (self.state[0], offset)
+
+
+def counted(generator: Any, *segments: int) -> Any:
+    """A counter that has seen segments with so many draws."""
+    counter = module._Counter(generator)
+    for drawn in segments:
+        counter.begin()
+        counter.closed(drawn)
+    return counter
+
+
+def test_a_block_that_failed_leaves_the_generator_as_it_was():
+    generator = SeededGenerator(7, 40)
+    counter = counted(generator, 8, 4)
+    generator.state = (9, 1000)  # a break has seeded it and drawn
+    counter.finish(failed=True)
+    assert generator.state == (7, 40)
+    counter.finish(failed=True)  # an end that was interrupted is gone through again
+    assert generator.state == (7, 40)
+
+
+def test_captured_draws_are_taken_back_and_those_of_breaks_stay():
+    generator = SeededGenerator(7, 40)
+    counter = counted(generator, 8)
+    generator.set_offset(generator.get_offset() + 100)  # a break has drawn
+    counter.begin()
+    counter.closed(4)
+    assert generator.state == (7, 152)
+    counter.finish(failed=False)
+    assert generator.state == (7, 140)
+
+
 # ---------------------------------------------------------------- captures at the same time
 
 
