@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from . import blocks, drawing, errors, frameworks, pictures, placing, profiling, ranges, rebinding
-from ._driver import bindings, capturing, contexts, process, release
+from ._driver import bindings, capturing, contexts, ordering, process, release
 from ._driver.ordering import CompletionMark
 from .embedding import embed
 from .frameworks.base import Framework, Pool
@@ -93,11 +93,17 @@ class CUDAGraphSequence:
             here = plan.framework.current_stream()
             handle = here if stream is None else as_handle(stream)
             if handle != self._handle:
-                self._handle, self._stream = handle, bindings.types.CUstream(handle)
+                self._note_stream(plan, stream, handle)
             if handle == here and self._is_at_home(plan):
                 self._run(plan, handle, self._stream)
             else:
                 self._replay_elsewhere(plan, stream, handle)
+
+    def _note_stream(self, plan: Plan, stream: Any, handle: int) -> None:
+        """Another handle than that of the last replay."""
+        if plan.framework.lasts(stream, handle):
+            ordering.lasting.add(handle)
+        self._handle, self._stream = handle, bindings.types.CUstream(handle)
 
     def _run(self, plan: Plan, handle: int, stream: Any) -> None:
         """The loop. `memory.stale` is set by a finalizer when a watched tensor dies."""

@@ -33,8 +33,9 @@ def waits(driver) -> int:
     return driver.module.calls.count("cuStreamWaitEvent")
 
 
-def test_only_another_stream_waits_and_only_after_a_first_replay(driver, streams):
+def test_only_another_stream_waits_and_only_after_a_first_replay(driver, streams, monkeypatch):
     one, two = streams
+    monkeypatch.setattr(ordering, "lasting", {int(one), int(two)})
     mark = CompletionMark(driver)
     mark.order_after(int(one), one)
     assert waits(driver) == 0
@@ -43,6 +44,19 @@ def test_only_another_stream_waits_and_only_after_a_first_replay(driver, streams
     assert waits(driver) == 0
     mark.order_after(int(two), two)
     assert waits(driver) == 1
+    mark.close()
+
+
+@pytest.mark.parametrize(("handle", "expected"), [(0, 0), (1, 0), (2, 1), (None, 1)])
+def test_the_handle_of_a_stream_that_may_be_gone_does_not_mean_that_stream(
+    driver, streams, handle, expected
+):
+    """Destroyed with its work still running, its handle may have been given to a new one."""
+    stream = streams[0] if handle is None else bindings.types.CUstream(handle)
+    mark = CompletionMark(driver)
+    mark.record(int(stream), stream)
+    mark.order_after(int(stream), stream)
+    assert waits(driver) == expected
     mark.close()
 
 

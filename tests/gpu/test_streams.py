@@ -14,6 +14,7 @@ from breakable_cuda_graphs import (
     breakable_graph,
     no_graph,
 )
+from breakable_cuda_graphs._driver import bindings
 
 from .helpers import (
     MODES,
@@ -418,3 +419,23 @@ def test_a_segment_reads_what_the_caller_queued_before_the_block_and_the_replay(
             results.append(out.clone())
     for k in range(5):
         same(results[k], 2.0 * k + 2, f"replay {k}")
+
+
+def test_a_stream_that_got_the_handle_of_a_destroyed_one_is_ordered() -> None:
+    """Destroyed with its work still running: the next stream may have its handle, not its order."""
+    driver, total, seq = bindings.current(), dev(0), CUDAGraphSequence()
+    with breakable_graph(seq):
+        total.add_(1)
+    gone = driver.cuStreamCreate(1)
+    with torch.cuda.stream(torch.cuda.ExternalStream(int(gone))):
+        busy(100)
+    seq.replay(int(gone))
+    driver.cuStreamDestroy(gone)
+    again = driver.cuStreamCreate(1)
+    seq.replay(int(again))
+    with torch.cuda.stream(torch.cuda.ExternalStream(int(again))):
+        seen = total.cpu()
+    same(seen, torch.full_like(seen, 2.0), "what the new stream saw")
+    sync()
+    seq.reset()
+    driver.cuStreamDestroy(again)

@@ -19,8 +19,11 @@ _NOT_READY, _CONTEXT_IS_DESTROYED = 600, 709
 #: Things that `hold` keeps before it waits.
 _MOST_HELD = 256
 
-#: One handle for the default streams of all threads.
-_PER_THREAD = 2
+#: Handles of streams that live as long as their context does: the legacy stream, and those that a
+#: framework never destroys (it adds them). Of any other, the driver may give the handle to a new stream
+#: once the old one has been destroyed, with its work still running; and 2 is one handle for the default
+#: streams of all threads. So the same handle then does not mean the same stream.
+lasting: set[int] = {0, 1}
 
 _events: set[EventHandle] = set()
 
@@ -45,7 +48,7 @@ class CompletionMark:
 
     def order_after(self, handle: int, stream: Any) -> None:
         """Make a stream (its handle, and its bindings object) wait for the mark."""
-        if self._stream != -1 and (handle != self._stream or handle == _PER_THREAD):
+        if self._stream != -1 and (handle != self._stream or handle not in lasting):
             self.driver.cuStreamWaitEvent(stream, self._event.value, 0)
 
     def record(self, handle: int, stream: Any) -> None:

@@ -232,6 +232,9 @@ class Framework(Protocol):
     def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
         """Make a stream (an object or a handle) current inside the block."""
 
+    def lasts(self, stream: Any, handle: int) -> bool:
+        """Whether a stream (None: the current one) is never destroyed, so that its handle means it."""
+
     def new_pool(self, given: Any) -> Pool:
         """The pool for a sequence: a fresh one for None, else the one that `given` names."""
 

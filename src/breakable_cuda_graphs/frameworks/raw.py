@@ -137,6 +137,9 @@ class RawFramework:
                 else:
                     stack.pop_all()
 
+    def lasts(self, stream: Any, handle: int) -> bool:
+        return False  # whoever made it may destroy it
+
     def new_pool(self, given: Any) -> RawPool:
         if not isinstance(given, RawPool):
             return RawPool(self.driver, self.context)

@@ -62,6 +62,13 @@ class TorchFramework:
             stream = torch.cuda.default_stream(self.device)
         return _stream_current(self.stream_object(stream))
 
+    def lasts(self, stream: Any, handle: int) -> bool:
+        known = torch.cuda.current_stream(self.device) if stream is None else stream
+        if not isinstance(known, torch.cuda.Stream) or known.cuda_stream != handle:
+            return False
+        # torch's own have small numbers as ids, those of others their handle (c10/cuda/CUDAStream.cpp).
+        return bool(known.stream_id != handle)
+
     def new_pool(self, given: Any) -> TorchPool:
         return pool_for(self.driver, self.device, given)
 
