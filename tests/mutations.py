@@ -116,7 +116,7 @@ MUTATIONS = (
     Mutation(
         "an interrupted end is not taken up", "capture.py",
         "            self.put_back()\n            raise\n", "            raise\n",
-        "tests/faults/test_interrupts.py",
+        "tests/faults/test_abandoned.py",
     ),
     Mutation(
         "the generator is not restored after a failure", "frameworks/pytorch/draws.py",

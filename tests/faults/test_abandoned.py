@@ -16,6 +16,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     CUDAGraphSequence,
     Graph,
     ReplayError,
+    blocks,
     breakable_graph,
     is_in_breakable_graph,
     no_graph,
@@ -152,3 +153,24 @@ def test_a_block_that_is_left_on_another_thread_says_so(device: Any, mode: str) 
     assert_nothing_open(device)
     with pytest.raises(ReplayError, match="failed"):
         seq.replay()
+
+
+def test_an_interrupt_in_the_end_of_a_block_is_made_good_at_once(
+    device: Any, monkeypatch: Any
+) -> None:
+    """The rest of the end, and what was interrupted, is done before the interrupt surfaces."""
+    real, calls = blocks.remove, []
+
+    def remove(block: Any) -> None:
+        calls.append(block)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(block)
+
+    monkeypatch.setattr(blocks, "remove", remove)
+    with pytest.raises(KeyboardInterrupt), breakable_graph(CUDAGraphSequence()):
+        torch.ones(2) + 1
+    assert len(calls) == 2
+    assert blocks.open_blocks == ()
+    assert blocks.unfinished == set()
+    assert tensors.current_stream() == 0
