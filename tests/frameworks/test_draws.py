@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from breakable_cuda_graphs import ReplayError  # noqa: E402
-from breakable_cuda_graphs._driver import bindings, ordering, release  # noqa: E402
+from breakable_cuda_graphs._driver import bindings, capturing, ordering, release  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import draws as module  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch.draws import (  # noqa: E402
     Traffic,
@@ -416,6 +416,23 @@ def test_nothing_is_kept_apart_where_tensors_are_not_shared(road, monkeypatch):
     replay(traffic)
     close(traffic, host, one)
     close(traffic, other, two)
+
+
+def test_a_guest_is_not_drawn_into_the_capture_of_its_host(road):
+    traffic, (one, two) = road
+    driver = bindings.current()
+    host, guest = FakeDraws(), FakeDraws()
+    open_(traffic, host, one)
+    close(traffic, host, one)  # the host's second segment is open when the guest comes
+    mode = bindings.types.CUstreamCaptureMode(2)
+    traffic.open(host, lambda: driver.cuStreamBeginCapture(one, mode))
+    open_(traffic, guest, two)
+    assert guest.is_guest
+    assert capturing.status(driver, two) is capturing.Status.NONE
+    close(traffic, guest, two)
+    assert capturing.status(driver, one) is capturing.Status.ACTIVE
+    driver.cuGraphDestroy(driver.cuStreamEndCapture(one))
+    close(traffic, host, one)
 
 
 class Offset:

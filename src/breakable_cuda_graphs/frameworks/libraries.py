@@ -26,8 +26,7 @@ NAMES = tuple(_WHOLE)
 
 def present() -> list[str]:
     """The libraries of which there is a module, whole or not: cheap, for it is asked often."""
-    modules = sys.modules
-    return [name for name in NAMES if name in modules]
+    return list(filter(sys.modules.__contains__, NAMES))
 
 
 def loaded(driver: Driver, name: str) -> Any:

@@ -108,8 +108,9 @@ def contain(stream: int, kernels: Iterable[list[int]]) -> bool:
     """Whether any kernel's arguments point into the workspaces of a capture stream."""
     for start, end in _ranges.get(stream, ()):
         for words in kernels:
-            if any(start <= word < end for word in words):
-                return True
+            for word in words:  # no generator: this is for each word of each captured kernel
+                if start <= word < end:
+                    return True
     return False
 
 
