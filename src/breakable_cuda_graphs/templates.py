@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors
-from ._driver import conditionals, editing, reading, release, works
+from ._driver import conditionals, editing, reading, release, transplanting, works
 from ._driver.bindings import Driver, types
 from ._driver.handles import GraphHandle, GraphView
 from .nodes import NODES, Node
@@ -282,6 +282,9 @@ class Template:
     ) -> Node:
         """Add a node behind others."""
         self.require_open()
+        # The driver takes any node into a body, and refuses to instantiate the whole graph later.
+        if self.parent is not None and work.kind not in transplanting.IN_BODIES:
+            raise errors.not_in_a_body(NODES[type(work)].kind)
         handle = editing.add(self.driver, self.value, self.handles(after), work)
         return self.added(handle, owners)
 
