@@ -55,3 +55,11 @@ def bare_device() -> Iterator[Any]:
         yield made
         assert made.findings == []
         assert made.open_captures() == 0
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the suites have counted."""
+    import tallies
+
+    for line in tallies.lines():
+        terminalreporter.write_line(line)

@@ -1,100 +1,98 @@
-"""Programs put together at random give what they give eagerly."""
+"""Programs put together at random give on a GPU what they give eagerly.
+
+They are those of `tests/programs.py`, which CPU tests run on the simulated device.
+`BREAKABLE_CUDA_GRAPHS_PROGRAMS=5000` tries more of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 
-from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, force_no_graph, no_graph
+from programs import (
+    PROGRAMS,
+    STEPS,
+    Capture,
+    Program,
+    Rebind,
+    Replay,
+    Starve,
+    run_program,
+)
+from tallies import examples
 
-from .helpers import MODES, busy, check_replays, dev, torch
+from .helpers import busy, torch
 
 pytestmark = pytest.mark.gpu
 
 
-@no_graph
-def branch(t: Any) -> None:
-    if t.sum().item() > 0:
-        t.div_(2)
-    else:
-        t.add_(8)
+class Gpu:
+    """CUDA tensors on the current device; streams are given out anew to each program."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        found: dict[int, Any] = {}
+        while len(found) < 8:  # torch hands the same 32 streams out in turn
+            stream = torch.cuda.Stream()
+            found[stream.cuda_stream] = stream
+        self._streams = list(found.values())
+        self._next = 0
+        torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")  # cuBLAS wants to be warm
+
+    def begin(self) -> None:
+        self._next = 0
+
+    def new_stream(self) -> Any:
+        self._next += 1
+        return self._streams[(self._next - 1) % len(self._streams)]
+
+    @contextlib.contextmanager
+    def forked(self, side: Any, *, join: bool = True) -> Iterator[None]:
+        current = torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield
+        if join:
+            current.wait_stream(side)
+
+    def on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return self.forked(stream)
+
+    def delay(self) -> None:
+        busy(0.02)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
 
 
-@no_graph
-def mix(target: Any, *, table: dict[str, Any]) -> None:
-    target[::2].add_(table["view"][1::2])
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return Gpu()
 
 
-def on_a_side_stream(y: Any) -> Any:
-    main, side = torch.cuda.current_stream(), SIDE[0]
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        busy(0.05)
-        z = y + 4
-    y = y * 0.5
-    main.wait_stream(side)
-    return y + z
+def check(machine: Gpu, program: Program) -> None:
+    machine.begin()
+    run_program(machine, program)
 
 
-def with_break(act: Callable[[Any], None]) -> Callable[[Any], Any]:
-    def step(y: Any) -> Any:
-        act(y)
-        return y
-
-    return step
+@examples(300)
+@given(PROGRAMS)
+def test_any_program_replays_to_what_it_gives_eagerly(gpu: Gpu, program: Program) -> None:
+    check(gpu, program)
 
 
-def forced(y: Any) -> Any:
-    force_no_graph()
-    return y
+VALUES = [number / 2 for number in range(6)]
 
 
-STEPS: dict[str, Callable[[Any], Any]] = {
-    "work": lambda y: (y * 0.5 + 1).clamp(-100, 100),
-    "work in place": lambda y: y.mul_(0.5).sub_(3),
-    "temporaries": lambda y: y + y.repeat(1024).view(1024, 64)[7] * 0.25,
-    "side stream": on_a_side_stream,
-    "branch": with_break(branch),
-    "views": with_break(lambda y: mix(y, table={"view": y.flip(0)})),
-    "reversed": lambda y: y.flip(0).contiguous(),
-    "forced": forced,
-}
-SIDE = [None]
-
-
-@settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(
-    program=st.lists(st.sampled_from(sorted(STEPS)), max_size=12),
-    mode=st.sampled_from(MODES),
-    blocks=st.integers(1, 2),
-)
-def test_any_program_replays_to_what_it_gives_eagerly(
-    program: list[str], mode: str, blocks: int
-) -> None:
-    SIDE[0] = SIDE[0] or torch.cuda.Stream()
-    x, seq = dev(1), CUDAGraphSequence()
-
-    def run(y: Any, steps: list[str]) -> Any:
-        for name in steps:
-            y = STEPS[name](y)
-        return y
-
-    cut = len(program) // blocks
-    with breakable_graph(seq, capture_error_mode=mode):
-        out = run(x.clone(), program[:cut])
-    if blocks == 2:
-        with breakable_graph(seq, capture_error_mode=mode):
-            out = run(out, program[cut:]).clone()
-    breaks = sum(name in ("branch", "views", "forced") for name in program)
-    assert len(seq) == 2 * breaks + blocks
-    check_replays(seq, x, out, lambda t: run(t, program), values=(1.0, -4.0, 30.0))
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_alone_and_twice(gpu: Gpu, step: str) -> None:
+    blocks = [Capture(0, [step], "thread_local", False, None)] * 2
+    ends = [Replay(0, VALUES, False), Rebind(0, "both"), Replay(0, VALUES, True), Starve(0)]
+    check(gpu, Program(1, False, [*blocks, *ends]))

@@ -12,8 +12,10 @@ from breakable_cuda_graphs.simulator import SimulatedDriver, SimulatedKernel
 from raw_calls import THREAD_LOCAL, begin, edges, kernel_params, launch_kernel, ok, words
 
 pytest.importorskip("hypothesis")
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tallies import examples, tally
 
 
 def logger() -> tuple[list[int], SimulatedKernel]:
@@ -38,9 +40,10 @@ dags = st.integers(2, 9).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(800)
 @given(dags, st.integers(0, 1000), st.data())
 def test_every_order_keeps_every_edge_and_runs_every_node_once(dag, seed, data):
+    tally("programs of the bare driver")["graphs"] += 1
     count, wanted = dag
     nested = data.draw(st.booleans())
     log, note = logger()
@@ -73,10 +76,11 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@examples(1000)
 @given(steps, st.integers(0, 1000))
 def test_a_captured_program_has_the_orders_of_its_streams_and_events(program, seed):
     """Replays the program against a model: what each stream has to wait for."""
+    tally("programs of the bare driver")["captures"] += 1
     log, note = logger()
     driver = fresh(seed)
     streams = [ok(driver.cuStreamCreate(1)) for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -362,6 +363,27 @@ def test_other_threads_are_not_recorded(bench):
     captured = bench.capture(body)
     assert target.tolist() == [1, 1]
     assert nodes(bench.driver, captured.graph) == []
+
+
+def test_one_thread_may_look_for_births_while_another_records():
+    """Found by a random program: two captures at once, a set that grew while it was read."""
+    stop, seen = threading.Event(), []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(tensors.was_made_in_a_capture(1))
+
+    bench, looking, interval = Bench(), threading.Thread(target=look), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    looking.start()
+    try:
+        made = [bench.capture(lambda: [x + 1 for _ in range(20)]).result for _ in range(20)]
+    finally:
+        stop.set()
+        looking.join(20)
+        sys.setswitchinterval(interval)
+    assert not any(seen)
+    assert tensors.was_made_in_a_capture(made[0][0].data_ptr())
 
 
 def test_a_stream_is_current_inside_its_block_only():

@@ -10,9 +10,12 @@ may be changed for a while; a context that somebody made is theirs.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from . import bindings
+
+_lock = threading.Lock()
 
 
 def current(driver: bindings.Driver) -> int:
@@ -23,9 +26,10 @@ def current(driver: bindings.Driver) -> int:
 def primary(driver: bindings.Driver, device: int) -> int:
     """The primary context of a device; retained once and kept, as the runtime does."""
     key = ("primary context", device)
-    if key not in driver.cache:
-        driver.cache[key] = int(driver.cuDevicePrimaryCtxRetain(device))
-    return int(driver.cache[key])
+    with _lock:  # two threads at once would retain it twice
+        if key not in driver.cache:
+            driver.cache[key] = int(driver.cuDevicePrimaryCtxRetain(device))
+        return int(driver.cache[key])
 
 
 def of_stream(driver: bindings.Driver, handle: int) -> int:

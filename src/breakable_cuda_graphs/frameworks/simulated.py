@@ -76,7 +76,7 @@ class SimulatedSession(RawSession):
             self._older = _storage_addresses()
 
     def birth(self, address: int, storage: Any = None) -> base.Birth:
-        if any(storage.data_ptr() == address for storage in list(tensors._made_in_captures)):
+        if tensors.was_made_in_a_capture(address):
             return base.Birth.POOL
         if self._older is None or address in self._older:
             return base.Birth.OLDER

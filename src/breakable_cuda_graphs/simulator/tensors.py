@@ -117,6 +117,13 @@ class Place:
 
 #: Storages made by captured work: at a later capture they hold poison, or values of an old replay.
 _made_in_captures: weakref.WeakSet[Any] = weakref.WeakSet()
+_made = threading.Lock()  # one thread records while another looks through them
+
+
+def was_made_in_a_capture(address: int) -> bool:
+    """Whether a storage that captured work made begins at an address."""
+    with _made:
+        return any(int(storage.data_ptr()) == address for storage in _made_in_captures)
 
 
 def _stand_in(tensor: Any) -> Any:
@@ -431,7 +438,8 @@ class TensorRecorder:
         """New memory: the capture's own, and poisoned."""
         for tensor in _tensors(value):
             self._owned.add(tensor.untyped_storage())
-            _made_in_captures.add(tensor.untyped_storage())
+            with _made:
+                _made_in_captures.add(tensor.untyped_storage())
             _poison(tensor)
         return value
 
