@@ -48,8 +48,9 @@ def scale(
 ) -> Any:
     """Add the known kernel to a graph."""
     kernel = more.pop("kernel", None) or scale_kernel()
+    grid = more.pop("grid", (1, 1, 1))
     args = (out, source, f32(factor), i32(len(out)))
-    return graph.kernel(kernel, (1, 1, 1), (N, 1, 1), args, after=after, **more)
+    return graph.kernel(kernel, grid, (N, 1, 1), args, after=after, **more)
 
 
 def launch_scale(driver: Any, kernel: SimulatedKernel, stream: Any, out: Any, source: Any,

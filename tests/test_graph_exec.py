@@ -452,7 +452,7 @@ def refusals() -> dict[str, tuple[Any, str, str, str]]:
     return {
         "a node too many": (more, "empty", "topology", "TOPOLOGY"),
         "a node too few": (fewer, "memcpy", "topology", "TOPOLOGY"),
-        "an edge missing": (edge, "scale", "edges", "TOPOLOGY"),
+        "an edge missing": (edge, "memcpy", "edges", "TOPOLOGY"),
     }
 
 
@@ -567,7 +567,7 @@ def test_a_kernel_of_another_context_is_named(device: Any) -> None:
 def test_cluster_dimensions_are_refused_before_the_driver_hears(scene: Scene) -> None:
     def clustered(size: int) -> Graph:
         graph = Graph()
-        scale(graph, scene.y, scene.x, 5.0, cluster=(size, 1, 1))
+        scale(graph, scene.y, scene.x, 5.0, cluster=(size, 1, 1), grid=(4, 1, 1))
         return graph
 
     with clustered(2).instantiate() as execution:

@@ -170,7 +170,16 @@ def test_words_of_memory_are_written_and_waited_for(device: Any) -> None:
 
 
 def test_launch_attributes_are_given_and_read_back(device: Any) -> None:
-    node = scale(Graph(), array(), array(), 1, cluster=(2, 1, 1), cooperative=True, priority=-3)
+    node = scale(
+        Graph(),
+        array(),
+        array(),
+        1,
+        cluster=(2, 1, 1),
+        grid=(4, 1, 1),
+        cooperative=True,
+        priority=-3,
+    )
     assert (node.attrs.cluster, node.attrs.cooperative, node.attrs.priority) == (
         (2, 1, 1), True, -3,
     )  # fmt: skip
@@ -223,6 +232,8 @@ def test_launch_attributes_are_shown(device: Any) -> None:
     assert (plain.attrs.cluster, plain.attrs.cooperative, plain.attrs.priority) == (
         (1, 1, 1), False, 0,
     )  # fmt: skip
-    clustered = scale(graph, array(), array(), 1, cluster=(4, 1, 1), cooperative=True)
+    clustered = scale(
+        graph, array(), array(), 1, cluster=(4, 1, 1), grid=(4, 1, 1), cooperative=True
+    )
     assert clustered.attrs.cluster == (4, 1, 1)
     assert clustered.attrs.cooperative

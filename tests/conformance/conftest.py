@@ -53,7 +53,10 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def _module(name: str) -> Any:
-    module = types if name == REAL else SimulatedDriver(1, "12.9" if "12.9" in name else "13")
+    if name == REAL:
+        module: Any = types
+    else:  # a bare driver: no runtime makes a context current by itself
+        module = SimulatedDriver(1, "12.9" if "12.9" in name else "13", runtime=False)
     ok(module.cuInit(0))
     return module
 

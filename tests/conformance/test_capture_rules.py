@@ -17,6 +17,7 @@ from raw_calls import (
     begin,
     code,
     fill,
+    here,
     kinds,
     launch,
     mode,
@@ -29,12 +30,14 @@ from raw_calls import (
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
 
-def in_thread(work: Any) -> Any:
-    """Run something on another thread and hand its result or exception back."""
+def in_thread(driver: Any, work: Any) -> Any:
+    """Run something on another thread, in the same context, and hand back what became of it."""
     outcome: list[Any] = []
+    context = here(driver)
 
     def body() -> None:
         try:
+            ok(driver.cuCtxSetCurrent(context))
             outcome.append((True, work()))
         except BaseException as error:
             outcome.append((False, error))
@@ -131,16 +134,23 @@ def test_ending_what_does_not_capture_is_an_illegal_state(driver, stream):
 
 
 @pytest.mark.parametrize("number", [GLOBAL, THREAD_LOCAL])
-def test_only_the_thread_that_began_may_end(driver, stream, number):
+def test_an_end_by_another_thread_is_an_error_and_an_end(driver, stream, number):
     begin(driver, stream, number)
-    assert in_thread(lambda: code(driver.cuStreamEndCapture(stream))) == 908
-    assert status(driver, stream) == ACTIVE
-    ok(driver.cuGraphDestroy(ok(driver.cuStreamEndCapture(stream))))
+    assert in_thread(driver, lambda: code(driver.cuStreamEndCapture(stream))) == 908
+    assert status(driver, stream) == NONE
+    assert code(driver.cuStreamEndCapture(stream)) == 401
+
+
+def test_an_invalidated_capture_is_ended_by_any_thread(driver, stream):
+    begin(driver, stream, GLOBAL)
+    driver.cuStreamSynchronize(stream)
+    assert in_thread(driver, lambda: code(driver.cuStreamEndCapture(stream))) == 901
+    assert status(driver, stream) == NONE
 
 
 def test_a_relaxed_capture_ends_on_any_thread(driver, stream):
     begin(driver, stream, RELAXED)
-    graph = in_thread(lambda: ok(driver.cuStreamEndCapture(stream)))
+    graph = in_thread(driver, lambda: ok(driver.cuStreamEndCapture(stream)))
     ok(driver.cuGraphDestroy(graph))
 
 
@@ -248,14 +258,14 @@ def test_an_unsafe_call_is_fine_in_a_relaxed_capture(driver, stream):
 
 def test_an_unsafe_call_of_another_thread_kills_a_global_capture(driver, stream):
     begin(driver, stream, GLOBAL)
-    assert in_thread(lambda: code(driver.cuMemAlloc(64))) == 900
+    assert in_thread(driver, lambda: code(driver.cuMemAlloc(64))) == 900
     assert code(driver.cuStreamEndCapture(stream)) == 901
 
 
 @pytest.mark.parametrize("number", [THREAD_LOCAL, RELAXED])
 def test_an_unsafe_call_of_another_thread_spares_other_captures(driver, stream, number):
     begin(driver, stream, number)
-    assert in_thread(lambda: allocate(driver)) == 0
+    assert in_thread(driver, lambda: allocate(driver)) == 0
     assert status(driver, stream) == ACTIVE
 
 
@@ -274,7 +284,7 @@ def test_the_mode_of_a_thread_is_its_own(driver, stream):
     def other() -> int:
         return int(ok(driver.cuThreadExchangeStreamCaptureMode(mode(driver, 1))))
 
-    assert in_thread(other) == GLOBAL
+    assert in_thread(driver, other) == GLOBAL
     ok(driver.cuThreadExchangeStreamCaptureMode(mode(driver, GLOBAL)))
 
 
@@ -285,7 +295,7 @@ def test_a_thread_local_thread_ignores_captures_of_others(driver, stream):
         ok(driver.cuThreadExchangeStreamCaptureMode(mode(driver, THREAD_LOCAL)))
         return allocate(driver)
 
-    assert in_thread(other) == 0
+    assert in_thread(driver, other) == 0
     assert status(driver, stream) == ACTIVE
 
 
@@ -294,12 +304,6 @@ def test_a_relaxed_thread_still_cannot_wait_for_its_capture(driver, stream):
     ok(driver.cuThreadExchangeStreamCaptureMode(mode(driver, RELAXED)))
     assert code(driver.cuStreamSynchronize(stream)) == 900
     ok(driver.cuThreadExchangeStreamCaptureMode(mode(driver, GLOBAL)))
-    assert code(driver.cuStreamEndCapture(stream)) == 901
-
-
-def test_a_synchronous_copy_kills_a_capture(driver, stream, buffer):
-    begin(driver, stream)
-    assert code(driver.cuMemcpyDtoD(buffer, buffer + 64, 4)) == 900
     assert code(driver.cuStreamEndCapture(stream)) == 901
 
 

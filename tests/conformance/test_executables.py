@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from raw_calls import code, fill, here, memcpy_params, memset_params, ok, words
 
 
@@ -103,12 +105,17 @@ def test_a_copy_may_not_become_empty_or_change_the_kind_of_memory(
     ok(driver.cuMemFreeHost(pinned))
 
 
-def test_only_copies_of_one_dimension_can_be_edited(driver, graph, instantiate, buffer):
+def test_a_copy_of_two_dimensions_takes_its_own_parameters_and_no_flat_ones(
+    driver, graph, instantiate, buffer
+):
     params = memcpy_params(driver, buffer + 256, buffer, 4)
     params.Height, params.srcPitch, params.dstPitch = 2, 8, 8
     node = ok(driver.cuGraphAddMemcpyNode(graph, None, 0, params, here(driver)))
     executable = instantiate(graph)
-    assert code(driver.cuGraphExecMemcpyNodeSetParams(executable, node, params, here(driver))) == 1
+    setter = driver.cuGraphExecMemcpyNodeSetParams
+    assert code(setter(executable, node, params, here(driver))) == 0
+    flat = memcpy_params(driver, buffer + 256, buffer, 4)
+    assert code(setter(executable, node, flat, here(driver))) == 1
 
 
 def test_a_fill_may_change_value_place_and_width_but_not_its_height(
@@ -146,14 +153,21 @@ def test_an_empty_node_cannot_be_disabled(driver, graph, instantiate):
     assert code(driver.cuGraphNodeSetEnabled(executable, node, 0)) == 1
 
 
-def test_flags_are_remembered_but_for_upload(driver, graph, stream):
+def test_of_the_flags_automatic_freeing_is_told(driver, graph, instantiate, stream):
+    for flags, told in ((0, 0), (1, 1), (8, 0), (9, 1)):
+        assert int(ok(driver.cuGraphExecGetFlags(instantiate(graph, flags)))) == told
     params = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
     params.flags, params.hUploadStream = 1 | 2 | 8, stream
     executable = ok(driver.cuGraphInstantiateWithParams(graph, params))
     assert int(params.result_out) == 0
-    assert int(ok(driver.cuGraphExecGetFlags(executable))) == 1 | 8
+    assert int(ok(driver.cuGraphExecGetFlags(executable))) == 1
     ok(driver.cuGraphUpload(executable, stream))
     ok(driver.cuGraphExecDestroy(executable))
+
+
+@pytest.mark.parametrize("flags", [2, 3, 16, 32])
+def test_uploading_needs_a_stream_and_other_flags_are_unknown(driver, graph, flags):
+    assert code(driver.cuGraphInstantiate(graph, flags)) == 1
 
 
 def test_device_launch_excludes_automatic_freeing(driver, graph):
@@ -195,7 +209,7 @@ def test_a_child_of_another_shape_is_refused_and_changes_nothing(
     fill_node(driver, other, buffer + 64, 2)
     fill_node(driver, other, buffer + 68, 2)  # no edge
     answer = driver.cuGraphExecChildGraphNodeSetParams(executable, child, other)
-    assert code(answer) == 1
+    assert code(answer) == 910
     run(driver, executable, stream)
     assert words(driver, buffer, 2) == [1, 1]
     for each in (inner, other):

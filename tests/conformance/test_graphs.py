@@ -10,6 +10,7 @@ from raw_calls import (
     code,
     edges,
     here,
+    kernel_params,
     kinds,
     launch,
     memcpy_params,
@@ -91,15 +92,51 @@ def test_a_removed_node_takes_its_edges_along(driver, graph):
     assert edges(driver, graph) == set()
 
 
-def test_edge_data_survives(driver, graph):
-    a, b = empty(driver, graph), empty(driver, graph)
+def edge_data(driver: Any, kind: int, port: int) -> Any:
     data = driver.CUgraphEdgeData()
-    data.type, data.from_port = 1, 1
+    data.type, data.from_port = kind, port
+    return data
+
+
+def test_edge_data_survives(driver, kernels, graph):
+    a, b = (kernel_node(driver, kernels, graph) for _ in range(2))
+    data = edge_data(driver, 1, 1)
     ok(driver.cuGraphAddDependencies(graph, [a], [b], [data], 1))
     *_, found, count = ok(driver.cuGraphGetEdges(graph, 1))
     assert (found[0].type, found[0].from_port, found[0].to_port, count) == (1, 1, 0, 1)
-    assert code(driver.cuGraphRemoveDependencies(graph, [a], [b], None, 1)) == 1
     ok(driver.cuGraphRemoveDependencies(graph, [a], [b], [data], 1))
+
+
+def test_an_edge_is_removed_whatever_its_data_if_none_is_given(driver, kernels, graph):
+    a, b = (kernel_node(driver, kernels, graph) for _ in range(2))
+    ok(driver.cuGraphAddDependencies(graph, [a], [b], [edge_data(driver, 1, 1)], 1))
+    ok(driver.cuGraphRemoveDependencies(graph, [a], [b], None, 1))
+    assert edges(driver, graph) == set()
+
+
+@pytest.mark.parametrize(("kind", "port", "expected"), [(1, 1, 0), (1, 2, 0), (7, 2, 1), (0, 1, 1)])
+def test_edges_have_known_types_and_ports(driver, kernels, graph, kind, port, expected):
+    a, b = (kernel_node(driver, kernels, graph) for _ in range(2))
+    data = edge_data(driver, kind, port)
+    assert code(driver.cuGraphAddDependencies(graph, [a], [b], [data], 1)) == expected
+
+
+def test_programmatic_edges_are_between_kernels(driver, kernels, graph):
+    kernel, other = kernel_node(driver, kernels, graph), empty(driver, graph)
+    data = [edge_data(driver, 1, 1)]
+    assert code(driver.cuGraphAddDependencies(graph, [kernel], [other], data, 1)) == 1
+    assert code(driver.cuGraphAddDependencies(graph, [other], [other], data, 1)) == 1
+
+
+def test_of_a_list_of_edges_those_before_a_bad_one_are_added(driver, graph):
+    a, b = empty(driver, graph), empty(driver, graph)
+    assert code(driver.cuGraphAddDependencies(graph, [a, a], [b, b], None, 2)) == 1
+    assert edges(driver, graph) == {(0, 1)}
+
+
+def kernel_node(driver: Any, kernels: Any, graph: Any) -> Any:
+    params = kernel_params(driver, kernels.nothing)
+    return ok(driver.cuGraphAddKernelNode(graph, None, 0, params))
 
 
 def test_a_cycle_is_refused_at_instantiation_and_named(driver, graph):

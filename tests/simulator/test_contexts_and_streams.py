@@ -92,15 +92,14 @@ def test_a_released_primary_context_is_gone(misused_driver):
     assert code(misused_driver.cuCtxSetCurrent(context)) == 201
 
 
-def test_a_stream_of_a_destroyed_context_is_unusable(driver_module):
-    context = ok(driver_module.cuCtxCreate(None, 0, 0))
-    stream = ok(driver_module.cuStreamCreate(1))
-    before = driver_module.cuCtxGetCurrent()[1]
-    assert int(before) == int(context)
-    ok(driver_module.cuCtxDestroy(context))
-    assert int(ok(driver_module.cuCtxGetCurrent())) not in (0, int(context))
-    assert code(driver_module.cuStreamSynchronize(stream)) == 709
-    ok(driver_module.cuStreamDestroy(stream))
+def test_a_use_of_a_stream_of_a_destroyed_context_is_found(misused_driver):
+    """A device crashes; its events are another matter, which is in conformance/."""
+    context = ok(misused_driver.cuCtxCreate(None, 0, 0))
+    stream = ok(misused_driver.cuStreamCreate(1))
+    ok(misused_driver.cuCtxDestroy(context))
+    assert code(misused_driver.cuStreamSynchronize(stream)) == 709
+    assert "after its context was destroyed" in misused_driver.findings[0]
+    ok(misused_driver.cuStreamDestroy(stream))
 
 
 def test_a_synchronise_of_one_context_spares_captures_in_another(driver_module, stream):

@@ -238,8 +238,9 @@ def test_attributes_are_copied_from_node_to_node_and_priority_from_the_stream(
 ):
     stream = ok(driver_module.cuStreamCreateWithPriority(1, -3))
     begin(driver_module, stream)
-    launch_kernel(driver_module, adder, stream, buffer, 1)
-    launch_kernel(driver_module, adder, stream, buffer, 1)
+    for _ in range(2):
+        values = ((buffer, 1), adder.parameters)
+        ok(driver_module.cuLaunchKernel(adder.handle, 4, 1, 1, 1, 1, 1, 0, stream, values, 0))
     graph = ok(driver_module.cuStreamEndCapture(stream))
     one, two = nodes(driver_module, graph)
     get = driver_module.cuGraphKernelNodeGetAttribute
@@ -249,6 +250,7 @@ def test_attributes_are_copied_from_node_to_node_and_priority_from_the_stream(
     value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 2, 1, 1
     ok(driver_module.cuGraphKernelNodeSetAttribute(one, cluster, value))
     params = kernel_params(driver_module, adder, buffer, 2)
+    params.gridDimX = 4
     ok(driver_module.cuGraphKernelNodeSetParams(one, params))  # keeps the attributes
     ok(driver_module.cuGraphKernelNodeCopyAttributes(two, one))
     assert ok(get(two, cluster)).clusterDim.x == 2

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.simulator import SimulatedDriver
-from raw_calls import begin, code, fill, ok
+from breakable_cuda_graphs.simulator import SimulatedDriver, SimulatedKernel
+from raw_calls import begin, code, fill, kernel_params, ok
+
+NOTHING = SimulatedKernel(lambda: None)
 
 
 @pytest.fixture
@@ -21,7 +23,8 @@ def old() -> Any:
 
 def two_nodes(driver: Any, *, programmatic: bool) -> tuple[Any, Any, Any]:
     graph = ok(driver.cuGraphCreate(0))
-    one, two = (ok(driver.cuGraphAddEmptyNode(graph, None, 0)) for _ in range(2))
+    params = kernel_params(driver, NOTHING)
+    one, two = (ok(driver.cuGraphAddKernelNode(graph, None, 0, params)) for _ in range(2))
     data = driver.CUgraphEdgeData()
     if programmatic:
         data.type, data.from_port = 1, 1

@@ -29,7 +29,6 @@ MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
 UNJOINED = 904
 INVALIDATED = 901
 IMPLICIT = 906
-WRONG_THREAD = 908
 
 
 class Ended(NamedTuple):
@@ -37,7 +36,7 @@ class Ended(NamedTuple):
 
     code: int
     graph: GraphHandle | None
-    is_over: bool = True  # False where the stream still captures: a wrong thread ends nothing
+    is_over: bool = True  # False where the stream still captures
 
 
 def begin(driver: bindings.Driver, stream: Any, mode: str) -> None:
@@ -46,7 +45,11 @@ def begin(driver: bindings.Driver, stream: Any, mode: str) -> None:
 
 
 def end(driver: bindings.Driver, stream: Any) -> Ended:
-    """End the capture that was begun on this stream, whatever state it is in."""
+    """End the capture that was begun on this stream, whatever state it is in.
+
+    From another thread than the one that began it (but for relaxed mode) this gives 908 and no graph,
+    and ends the capture all the same (seen on a device).
+    """
     graph = GraphHandle(driver)
     code, graph.held.slot[0] = driver.module.cuStreamEndCapture(stream)
     if int(code) == 0 and graph.held.value is not None and int(graph):

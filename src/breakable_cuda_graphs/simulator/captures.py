@@ -134,8 +134,7 @@ class Captures:
             raise Refusal(INVALID)
 
     def conflict(self, stream: Stream) -> None:
-        """At a call that a capturing stream can never answer: query, synchronise, destroy."""
-        self.guard_valid(stream)
+        """At a call that a capturing stream can never answer: query, synchronise, launch a graph."""
         if stream.capture is not None:
             self.invalidate(stream.capture)
             raise Refusal(UNSUPPORTED)
@@ -147,6 +146,13 @@ class Captures:
             self.invalidate(capture)
         if harmed:
             raise Refusal(UNSUPPORTED)
+
+    def ask(self, capture: Capture) -> int:
+        """The code for a question about an event that was recorded in a capture."""
+        if capture.status != ACTIVE:
+            return INVALID_VALUE
+        self.invalidate(capture)
+        return CAPTURED_EVENT
 
     def invalidate(self, capture: Capture) -> None:
         """The capture has failed; it stays on its streams until it is ended."""
@@ -182,16 +188,28 @@ class Captures:
         if capture.origin is not stream:
             self.invalidate(capture)
             raise Refusal(UNMATCHED)
-        if capture.mode != RELAXED and capture.thread is not self._thread():
-            raise Refusal(WRONG_THREAD)
-        unjoined = self._unjoined(capture)
-        failed = capture.status == INVALIDATED
+        refusal = self._failure(capture)
         self._close(capture)
-        if failed or unjoined:
+        if refusal:
             self._drop(capture.graph)
-            raise Refusal(INVALID if failed else UNJOINED)
+            raise Refusal(refusal)
         capture.graph.lent = False
         return capture.graph
+
+    def lose(self, stream: Stream) -> None:
+        """A capturing stream is destroyed: the capture ends if it began there, and else goes on."""
+        capture = stream.capture
+        if capture is not None and capture.origin is stream:
+            self._close(capture)
+            self._drop(capture.graph)
+
+    def _failure(self, capture: Capture) -> int:
+        """Why a capture that ends now has no graph, or 0. It has ended in any case."""
+        if capture.status == INVALIDATED:
+            return INVALID
+        if capture.mode != RELAXED and capture.thread is not self._thread():
+            return WRONG_THREAD
+        return UNJOINED if self._unjoined(capture) else 0
 
     def _drop(self, graph: Graph) -> None:
         """The driver frees the graph of a failed capture, the body of a conditional node too.
@@ -242,10 +260,8 @@ class Captures:
         state = event.captured
         if state is None:
             self._wait_for_uncaptured(stream, event)
-        elif state.capture.status == ENDED:
-            self._refuse(stream, ISOLATION if stream.capture else CAPTURED_EVENT)
-        elif state.capture.status == INVALIDATED:
-            self._refuse(stream, INVALID)
+        elif state.capture.status != ACTIVE:
+            self._refuse(stream, INVALID_VALUE)
         elif stream.capture is None:
             self._fork(stream, state.capture, state.dependencies)
         elif stream.capture is not state.capture:
@@ -261,7 +277,7 @@ class Captures:
     def _fork(self, stream: Stream, capture: Capture, dependencies: dict[Node, Edge]) -> None:
         if stream.legacy:
             self.invalidate(capture)
-            raise Refusal(IMPLICIT if capture.origin.blocking else UNSUPPORTED)
+            raise Refusal(IMPLICIT)
         self._join(stream, capture, dependencies)
 
     def _refuse(self, stream: Stream, code: int) -> None:
@@ -279,7 +295,7 @@ class Captures:
         self.guard_valid(stream)
         if flags not in (ADD, SET):
             raise Refusal(INVALID_VALUE)
-        found = self.graphs.dependencies(capture.graph, nodes, data, count)
+        found = self.graphs.dependencies(capture.graph, nodes, data, count, once=False)
         if flags == SET:
             capture.let_go |= ancestors(n for n in stream.dependencies if n not in found)
             stream.dependencies = found
@@ -309,7 +325,9 @@ class CaptureCalls(Calls):
         mode: int,
     ) -> None:
         graph = self.graphs.live.get(hGraph)
-        found = self.graphs.dependencies(graph, dependencies, dependencyData, numDependencies)
+        found = self.graphs.dependencies(
+            graph, dependencies, dependencyData, numDependencies, once=False
+        )
         self.captures.begin(self.streams.get(hStream), _mode(mode), graph, found)
 
     @call(1)
@@ -331,8 +349,7 @@ class CaptureCalls(Calls):
         status = self._status(stream)
         capture = stream.capture
         if status != ACTIVE or capture is None:
-            identity = capture.identity if capture is not None else 0
-            return _info(status, identity, types.CUgraph(0), {})
+            return _info(status, 0, types.CUgraph(0), {})
         return _info(status, capture.identity, capture.graph.handle, stream.dependencies)
 
     @call()

@@ -49,6 +49,7 @@ class Device:
 
     ordinal: int
     retained: int = 0
+    retained_by_runtime: bool = False
     primary: Context | None = None
 
 
@@ -109,13 +110,17 @@ class Contexts:
         """The calling thread's context; refuses when there is none."""
         found = self.peek()
         if found is None and self.runtime:
-            found = self.devices[0].primary or self.retain(self.devices[0])
+            found = self.devices[0].primary or self._retain_by_runtime()
             self.world.thread.contexts.append(found)
         if found is None:
             raise Refusal(INVALID_CONTEXT)
         if not self.is_live(found):
             raise Refusal(CONTEXT_IS_DESTROYED)
         return found
+
+    def _retain_by_runtime(self) -> Context:
+        self.devices[0].retained_by_runtime = True
+        return self.retain(self.devices[0])
 
     def is_live(self, context: Context) -> bool:
         """Whether a context has not been destroyed."""
@@ -131,13 +136,12 @@ class Contexts:
         return self.live.get(handle) if as_int(handle) else self.current()
 
     def leaks(self) -> list[str]:
-        """Retains that were not given back (one by the runtime is not the user's)."""
-        spare = 1 if self.runtime else 0
+        """Retains that were not given back, but for the runtime's and the one that this library keeps."""
         return [
             f"primary context of device {device.ordinal} was retained {device.retained} times "
             f"and not released"
             for device in self.devices
-            if device.retained > spare
+            if device.retained > device.retained_by_runtime + 1
         ]
 
 
@@ -201,6 +205,8 @@ class ContextCalls(Calls):
 
     @call()
     def cuCtxDestroy(self, ctx: Handle) -> None:
+        if not as_int(ctx):
+            raise Refusal(INVALID_VALUE)
         if self.contexts.live.get(ctx).primary:
             self.world.find("cuCtxDestroy was called on a primary context")
             raise Refusal(INVALID_CONTEXT)
@@ -224,6 +230,8 @@ class ContextCalls(Calls):
 
     @call()
     def cuCtxPushCurrent(self, ctx: Handle) -> None:
+        if not as_int(ctx):
+            raise Refusal(INVALID_VALUE)
         self.world.thread.contexts.append(self.contexts.live.get(ctx))
 
     @call(1)

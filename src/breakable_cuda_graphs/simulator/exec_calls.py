@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 from .captures import Captures
-from .execs import UPLOAD, Exec, Execs, NotInstantiable
+from .execs import AUTO_FREE, DEVICE_LAUNCH, UPLOAD, Exec, Execs, NotInstantiable
 from .graphs import Graphs, Node
 from .nodes import CHILD, KERNEL, MEMCPY, MEMSET, Work
 from .streams import Streams
@@ -29,6 +29,7 @@ from .world import (
 )
 
 _FINE = 0  # CUDA_GRAPH_INSTANTIATE_SUCCESS
+_TOLD = AUTO_FREE | DEVICE_LAUNCH  # the flags that an executable tells afterwards
 _INFO_BYTES = 24  # CUgraphExecUpdateResultInfo: an enum and two handles
 
 
@@ -43,6 +44,9 @@ class ExecCalls(Calls):
 
     @call(1)
     def cuGraphInstantiate(self, hGraph: Handle, flags: int) -> Any:
+        self.captures.guard_unsafe()
+        if int(flags) & UPLOAD:  # which needs a stream: that is for the other call
+            raise Refusal(INVALID_VALUE)
         return self.execs.instantiate(self.graphs.live.get(hGraph), int(flags)).handle
 
     @call(1)
@@ -50,6 +54,7 @@ class ExecCalls(Calls):
         params = instantiateParams
         if params is None:
             raise Refusal(INVALID_VALUE)
+        self.captures.guard_unsafe()
         try:
             made = self.execs.instantiate(self.graphs.live.get(hGraph), as_int(params.flags))
         except NotInstantiable as refusal:
@@ -62,15 +67,16 @@ class ExecCalls(Calls):
 
     @call()
     def cuGraphLaunch(self, hGraphExec: Handle, hStream: Handle) -> None:
-        executable = self.execs.live.get(hGraphExec)
-        stream = self.streams.usable(hStream)
-        self.captures.conflict(stream)
-        self.execs.launch(executable)
+        self.execs.launch(self._launchable(hGraphExec, hStream))
 
     @call()
     def cuGraphUpload(self, hGraphExec: Handle, hStream: Handle) -> None:
-        self.execs.live.get(hGraphExec)
-        self.captures.conflict(self.streams.usable(hStream))
+        self._launchable(hGraphExec, hStream)
+
+    def _launchable(self, executable: Handle, stream: Handle) -> Exec:
+        self.captures.conflict(self.streams.get(stream))
+        self.streams.usable(stream)
+        return self.execs.live.get(executable)
 
     @call()
     def cuGraphExecDestroy(self, hGraphExec: Handle) -> None:
@@ -81,7 +87,7 @@ class ExecCalls(Calls):
 
     @call(1)
     def cuGraphExecGetFlags(self, hGraphExec: Handle) -> Any:
-        return types.cuuint64_t(self.execs.live.get(hGraphExec).flags & ~UPLOAD)
+        return types.cuuint64_t(self.execs.live.get(hGraphExec).flags & _TOLD)
 
     @call(1, since=13010)
     def cuGraphExecGetId(self, hGraphExec: Handle) -> int:
@@ -102,7 +108,7 @@ class ExecCalls(Calls):
     def cuGraphExecMemcpyNodeSetParams(
         self, hGraphExec: Handle, hNode: Handle, copyParams: Any, ctx: Handle
     ) -> None:
-        self._change(hGraphExec, hNode, self.structs.memcpy(copyParams, ctx))
+        self._change(hGraphExec, hNode, self.structs.node_memcpy(copyParams, ctx))
 
     @call()
     def cuGraphExecMemsetNodeSetParams(

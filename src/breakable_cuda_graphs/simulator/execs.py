@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from .graphs import Graph, Graphs, Node
+from .graphs import BODY_KINDS, Graph, Graphs, Node
 from .memory import Memory
 from .nodes import (
     CHILD,
@@ -32,10 +32,10 @@ from .nodes import (
 )
 from .updates import DONE, Rules, UpdateRefused, keep_attributes
 from .world import (
-    ILLEGAL_STATE,
     INVALID_VALUE,
     LAUNCH_FAILED,
     NOT_SUPPORTED,
+    UPDATE_FAILURE,
     Code,
     Handle,
     Refusal,
@@ -150,20 +150,39 @@ class Execs:
         return made
 
     def _check(self, graph: Graph, flags: int) -> None:
-        if graph.captures:
-            raise NotInstantiable(ILLEGAL_STATE, _ERROR)
+        if graph.owner is not None:
+            raise NotInstantiable(NOT_SUPPORTED, _ERROR)
         if flags & ~0xF or (flags & AUTO_FREE and flags & DEVICE_LAUNCH):
             raise NotInstantiable(INVALID_VALUE, _ERROR)
         if graph.holds({MEM_ALLOC, MEM_FREE}) and graph.execs:
-            raise NotInstantiable(INVALID_VALUE, _ERROR)
+            raise NotInstantiable(NOT_SUPPORTED, _ERROR)
         looped = graph.node_in_cycle()
         if looped is not None:
             raise NotInstantiable(INVALID_VALUE, _INVALID_STRUCTURE, looped)
+        self._check_bodies(graph)
         if flags & DEVICE_LAUNCH:
-            _check_device_launch(graph)
+            self._check_device_launch(graph)
         used = {work.handle for work in _conditionals(graph)}
         if not used.issuperset(graph.conditionals):
             raise NotInstantiable(INVALID_VALUE, _HANDLE_UNUSED)
+
+    def _check_bodies(self, graph: Graph) -> None:
+        """Conditional bodies hold few kinds of nodes.
+
+        (And no copies of pageable memory; but here memory of the process counts as the device's.)
+        """
+        for node in graph.nodes:
+            if graph.is_body() and node.work.kind not in BODY_KINDS:
+                raise NotInstantiable(INVALID_VALUE, _UNSUPPORTED_NODE, node)
+            for child in node.work.child_graphs():
+                self._check_bodies(child)
+
+    def _check_device_launch(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.work.kind not in (KERNEL, MEMCPY, MEMSET, CHILD):
+                raise NotInstantiable(INVALID_VALUE, _UNSUPPORTED_NODE, node)
+        if not graph.nodes:
+            raise NotInstantiable(INVALID_VALUE, _ERROR)
 
     def destroy(self, handle: Handle) -> None:
         """The executable and its copy are gone."""
@@ -236,7 +255,7 @@ class Execs:
         twin = self.twin(executable, node)
         rules = Rules(self.memory, executable.flags)
         new = keep_attributes(twin.work, work)
-        if rules.refusal(twin.work, new) != DONE or _multidimensional(twin.work, new):
+        if new != twin.work and rules.refusal(twin.work, new) != DONE:
             raise Refusal(INVALID_VALUE)
         twin.replace(new)
 
@@ -248,7 +267,7 @@ class Execs:
         try:
             changes = Rules(self.memory, executable.flags).plan(twin.work.graph, graph)
         except UpdateRefused:
-            raise Refusal(INVALID_VALUE) from None
+            raise Refusal(UPDATE_FAILURE) from None
         for change in changes:
             change.node.replace(change.work)
 
@@ -273,14 +292,6 @@ class NotInstantiable(Refusal):
     def __init__(self, code: Code, why: int, node: Node | None = None) -> None:
         super().__init__(code)
         self.why, self.node = why, node
-
-
-def _check_device_launch(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.work.kind not in (KERNEL, MEMCPY, MEMSET, CHILD):
-            raise NotInstantiable(NOT_SUPPORTED, _UNSUPPORTED_NODE, node)
-    if not graph.nodes:
-        raise NotInstantiable(INVALID_VALUE, _ERROR)
 
 
 def _conditionals(graph: Graph) -> list[Conditional]:
@@ -319,10 +330,3 @@ def _collect_twins(template: Graph, copy: Graph, twins: dict[int, Node]) -> None
 def _update_defaults(mine: Graph, theirs: Graph) -> None:
     for old, new in zip(_conditionals(mine), _conditionals(theirs), strict=True):
         mine.conditionals[old.handle] = theirs.root().conditionals[new.handle]
-
-
-def _multidimensional(old: Work, new: Work) -> bool:
-    """The setter of copies, unlike the whole-graph update, takes one dimension only."""
-    return old.kind == MEMCPY and not (
-        getattr(old, "one_dimensional", True) and getattr(new, "one_dimensional", True)
-    )

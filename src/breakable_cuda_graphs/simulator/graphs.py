@@ -86,6 +86,8 @@ class Graph:
     address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
     nodes: dict[Node, None] = field(default_factory=dict)
+    #: nodes that nothing waits for, in the order in which they came to be so
+    exits: dict[Node, None] = field(default_factory=dict)
     #: how many captures are open into it
     captures: int = 0
     #: the driver's own until the capture that makes it has ended well
@@ -209,10 +211,11 @@ class Graphs:
 
     def add(self, graph: Graph, work: Work, dependencies: dict[Node, Edge]) -> Node:
         """A new node behind the given ones."""
-        self._check_kind(graph, work)
+        if graph.owner is not None and not graph.is_body() and work.kind in (MEM_ALLOC, MEM_FREE):
+            raise Refusal(NOT_SUPPORTED)
         node = Node(graph, work, graph.next_local_id)
         graph.next_local_id += 1
-        graph.nodes[node] = None
+        graph.nodes[node] = graph.exits[node] = None
         self.nodes.add(node.address, node)
         for source, edge in dependencies.items():
             link(source, node, edge)
@@ -220,18 +223,12 @@ class Graphs:
             child.owner = node
         return node
 
-    def _check_kind(self, graph: Graph, work: Work) -> None:
-        if graph.is_body() and work.kind not in BODY_KINDS:
-            raise Refusal(NOT_SUPPORTED)
-        if graph.owner is not None and work.kind in (MEM_ALLOC, MEM_FREE):
-            raise Refusal(NOT_SUPPORTED)
-
     # ---- copying
 
     def clone(self, graph: Graph) -> Graph:
         """`cuGraphClone`: graphs with allocation or conditional nodes are refused."""
-        if graph.holds({MEM_ALLOC, MEM_FREE, CONDITIONAL}):
-            raise Refusal(INVALID_VALUE)
+        if graph.holds({MEM_ALLOC, MEM_FREE, CONDITIONAL}) or graph.is_body():
+            raise Refusal(NOT_SUPPORTED)
         return self.copy(graph)
 
     def copy(self, graph: Graph) -> Graph:
@@ -242,6 +239,7 @@ class Graphs:
             copy.cloned_from[node.address] = twin
         for source, target, edge in graph.edges():
             link(copy.cloned_from[source.address], copy.cloned_from[target.address], edge)
+        copy.exits = {copy.cloned_from[node.address]: None for node in graph.exits}
         copy.conditionals = dict(graph.conditionals)
         for address, count in graph.user_objects.items():
             self.users.retain(address, count)
@@ -265,7 +263,7 @@ class Graphs:
             unlink(source, node)
         for target in list(node.dependents):
             unlink(node, target)
-        del node.graph.nodes[node]
+        del node.graph.nodes[node], node.graph.exits[node]
         self._forget_node(node)
 
     def _forget_node(self, node: Node) -> None:
@@ -275,8 +273,10 @@ class Graphs:
 
     # ---- arguments
 
-    def dependencies(self, graph: Graph, nodes: Any, data: Any, count: int) -> dict[Node, Edge]:
-        """The dependency list of a call, checked: nodes of this graph, each one once."""
+    def dependencies(
+        self, graph: Graph, nodes: Any, data: Any, count: int, *, once: bool = True
+    ) -> dict[Node, Edge]:
+        """The dependency list of a call, checked: nodes of this graph, for most calls each one once."""
         chosen = list(nodes or ())[:count]
         edges = list(data or ())[:count] or [None] * len(chosen)
         if len(chosen) < count or len(edges) < count:
@@ -284,7 +284,7 @@ class Graphs:
         found: dict[Node, Edge] = {}
         for handle, edge in zip(chosen, edges, strict=True):
             node = self.node_of(graph, handle)
-            if node in found:
+            if once and node in found:
                 raise Refusal(INVALID_VALUE)
             found[node] = Edge.read(edge)
         return found
@@ -299,6 +299,7 @@ class Graphs:
 
 def link(source: Node, target: Node, edge: Edge) -> None:
     """Add one edge."""
+    source.graph.exits.pop(source, None)
     source.dependents[target] = edge
     target.dependencies[source] = edge
 
@@ -307,3 +308,5 @@ def unlink(source: Node, target: Node) -> None:
     """Remove one edge."""
     del source.dependents[target]
     del target.dependencies[source]
+    if not source.dependents:
+        source.graph.exits[source] = None

@@ -102,10 +102,20 @@ def kernel_of(*handles: Handle) -> SimulatedKernel:
             if kernel is None:
                 raise Refusal(INVALID_HANDLE)
             return kernel
-    raise Refusal(INVALID_VALUE)
+    raise Refusal(INVALID_HANDLE)
 
 
 # ---------------------------------------------------------------- arguments
+
+
+def has_table(params: Any) -> bool:
+    """Whether a launch gives its arguments one by one."""
+    return isinstance(params, tuple) or bool(address_of(params))
+
+
+def has_buffer(extra: Any) -> bool:
+    """Whether a launch gives its arguments as one buffer."""
+    return bool(address_of(extra))
 
 
 def copy_arguments(kernel: SimulatedKernel, params: Any, extra: Any) -> tuple[bytes, ...]:
@@ -185,9 +195,13 @@ class ArgumentBuffers:
     keep: tuple[Any, ...]
 
 
-def expose_arguments(kernel: SimulatedKernel, arguments: tuple[bytes, ...]) -> ArgumentBuffers:
-    """Copies of the arguments behind the form in which this kernel's nodes show them."""
-    if kernel.packed:
+def expose_arguments(
+    kernel: SimulatedKernel, arguments: tuple[bytes, ...], *, packed: bool
+) -> ArgumentBuffers:
+    """Copies of the arguments behind the form in which a node shows them; none for no arguments."""
+    if not arguments:
+        return ArgumentBuffers(0, 0, ())
+    if packed:
         return _expose_packed(kernel, arguments)
     blobs = [ctypes.create_string_buffer(data, len(data)) for data in arguments]
     table = (ctypes.c_void_p * max(len(blobs), 1))(*(ctypes.addressof(blob) for blob in blobs))
@@ -281,19 +295,19 @@ class FunctionCalls(Calls):
 
     @call(1)
     def cuFuncGetName(self, hfunc: Handle) -> bytes:
-        return kernel_of(hfunc).name.encode()
+        return _asked(hfunc).name.encode()
 
     @call(1)
     def cuKernelGetName(self, hfunc: Handle) -> bytes:
-        return kernel_of(hfunc).name.encode()
+        return _asked(hfunc).name.encode()
 
     @call(2)
     def cuFuncGetParamInfo(self, func: Handle, paramIndex: int) -> tuple[int, int]:
-        return _parameter(kernel_of(func), paramIndex)
+        return _parameter(_asked(func), paramIndex)
 
     @call(2)
     def cuKernelGetParamInfo(self, kernel: Handle, paramIndex: int) -> tuple[int, int]:
-        return _parameter(kernel_of(kernel), paramIndex)
+        return _parameter(_asked(kernel), paramIndex)
 
     @call(1, since=13020)
     def cuFuncGetParamCount(self, func: Handle) -> int:
@@ -316,6 +330,13 @@ class FunctionCalls(Calls):
     def cuFuncIsLoaded(self, function: Handle) -> Any:
         kernel_of(function)
         return types.CUfunctionLoadingState(1)
+
+
+def _asked(handle: Handle) -> SimulatedKernel:
+    """The kernel that a question is about: here a null handle is another error than in a launch."""
+    if not as_int(handle):
+        raise Refusal(INVALID_VALUE)
+    return kernel_of(handle)
 
 
 def _parameter(kernel: SimulatedKernel, index: int) -> tuple[int, int]:

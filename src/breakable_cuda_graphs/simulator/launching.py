@@ -1,8 +1,8 @@
 """The calls that give work to a stream: kernels, copies, fills, host functions.
 
 The hard problem: the synchronous forms look like the asynchronous ones and are not. They work on
-the legacy stream and wait for it, so inside a capture they are an implicit dependency (906) on a
-blocking stream and a potentially unsafe call (900) otherwise.
+the legacy stream and wait for it, so while a blocking stream captures they are an implicit dependency
+(906). While none does they are allowed, and run at once.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from typing import Any
 
 from .captures import Captures
 from .contexts import Contexts
+from .kernels import Dim
 from .nodes import (
     DEVICE_MEMORY,
     HOST_MEMORY,
     PRIORITY,
     UNIFIED_MEMORY,
     Host,
+    Kernel,
     Memcpy,
     Memset,
     Place,
 )
 from .streams import Stream, Streams
-from .structs import Structs, attribute_bytes
+from .structs import OutsideLimits, Structs, attribute_bytes
 from .world import INVALID_VALUE, Calls, Handle, Refusal, address_of, as_int, call
 
 
@@ -52,17 +54,38 @@ class LaunchCalls(Calls):
         extra: Any,
     ) -> None:
         stream = self.streams.usable(hStream)
-        work = self.structs.launch(
-            (f,),
+        work = self._launch(
+            stream,
+            f,
             (gridDimX, gridDimY, gridDimZ),
             (blockDimX, blockDimY, blockDimZ),
             sharedMemBytes,
             kernelParams,
             extra,
-            stream.context.address,
-            attributes=_attributes_of(stream.priority),
+            _attributes_of(stream.priority),
         )
         self.streams.submit(stream, work)
+
+    def _launch(
+        self,
+        stream: Stream,
+        function: Handle,
+        grid: Dim,
+        block: Dim,
+        shared_bytes: int,
+        arguments: Any,
+        extra: Any,
+        attributes: tuple[tuple[int, bytes], ...],
+    ) -> Kernel:
+        context = stream.context.address
+        try:
+            return self.structs.launch(
+                (function,), grid, block, shared_bytes, arguments, extra, context, attributes
+            )
+        except OutsideLimits:
+            if stream.capture is not None:
+                self.captures.invalidate(stream.capture)
+            raise
 
     @call()
     def cuLaunchKernelEx(self, config: Any, f: Handle, kernelParams: Any, extra: Any) -> None:
@@ -73,22 +96,20 @@ class LaunchCalls(Calls):
             int(each.id): attribute_bytes(each.value)
             for each in (config.attrs or [])[: config.numAttrs]
         }
-        work = self.structs.launch(
-            (f,),
+        work = self._launch(
+            stream,
+            f,
             (config.gridDimX, config.gridDimY, config.gridDimZ),
             (config.blockDimX, config.blockDimY, config.blockDimZ),
             config.sharedMemBytes,
             kernelParams,
             extra,
-            stream.context.address,
-            attributes=tuple((dict(_attributes_of(stream.priority)) | given).items()),
+            tuple((dict(_attributes_of(stream.priority)) | given).items()),
         )
         self.streams.submit(stream, work)
 
     @call()
     def cuLaunchHostFunc(self, hStream: Handle, fn: Handle, userData: Any) -> None:
-        if not as_int(fn):
-            raise Refusal(INVALID_VALUE)
         self.streams.submit(self.streams.usable(hStream), Host(as_int(fn), address_of(userData)))
 
     # ---- copies
@@ -105,7 +126,6 @@ class LaunchCalls(Calls):
     def _synchronous(self) -> Stream:
         stream = self.streams.get(0)
         self.captures.guard_legacy(stream.context)
-        self.captures.guard_unsafe()
         return stream
 
     @call()
@@ -133,7 +153,9 @@ class LaunchCalls(Calls):
     @call()
     def cuMemcpy3DAsync(self, pCopy: Any, hStream: Handle) -> None:
         stream = self.streams.usable(hStream)
-        self.streams.submit(stream, self.structs.memcpy(pCopy, stream.context.address))
+        work = self.structs.memcpy(pCopy, stream.context.address)
+        if work.width and work.height and work.depth:
+            self.streams.submit(stream, work)
 
     @call()
     def cuMemcpy(self, dst: Handle, src: Handle, ByteCount: int) -> None:
@@ -158,7 +180,8 @@ class LaunchCalls(Calls):
         pitch: int = 0,
     ) -> None:  # fmt: skip
         address = as_int(target)
-        if address % size or (width and not address):
+        null = width and not address and stream.capture is None  # a capture takes it
+        if address % size or null or (height > 1 and width and pitch < width):
             raise Refusal(INVALID_VALUE)
         if width and height:
             work = Memset(address, value, size, width, height, pitch, stream.context.address)

@@ -160,6 +160,11 @@ class Memory:
         block = self._blocks.get(address)
         return block is not None and block.graph_state == "allocated"
 
+    def is_of_graph(self, address: int) -> bool:
+        """Whether an allocation node has this address."""
+        block = self._blocks.get(address)
+        return block is not None and bool(block.graph_state)
+
     def leaks(self) -> list[str]:
         """One line for each block that was not given back."""
         return [
@@ -194,17 +199,23 @@ class MemoryCalls(Calls):
     @call(1)
     def cuMemAllocHost(self, bytesize: int) -> int:
         self.captures.guard_unsafe()
-        return self.memory.allocate(bytesize, HOST, self.contexts.current()).address
+        return self._pinned(bytesize)
 
     @call(1)
     def cuMemHostAlloc(self, bytesize: int, Flags: int) -> int:
         self.captures.guard_unsafe()
-        return self.memory.allocate(bytesize, HOST, self.contexts.current()).address
+        return self._pinned(bytesize)
+
+    def _pinned(self, size: int) -> int:
+        """Nothing for nothing: the null address, which can be freed."""
+        context = self.contexts.current()
+        return self.memory.allocate(size, HOST, context).address if size else 0
 
     @call()
     def cuMemFreeHost(self, p: Any) -> None:
         self.captures.guard_unsafe()
-        self.memory.release(address_of(p), HOST)
+        if address_of(p):
+            self.memory.release(address_of(p), HOST)
 
     @call(1)
     def cuMemAllocAsync(self, bytesize: int, hStream: Handle) -> Any:

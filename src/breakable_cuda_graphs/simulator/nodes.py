@@ -32,7 +32,8 @@ IF, WHILE, SWITCH = 0, 1, 2
 
 HOST_MEMORY, DEVICE_MEMORY, ARRAY_MEMORY, UNIFIED_MEMORY = 1, 2, 3, 4
 
-COOPERATIVE, CLUSTER, PROGRAMMATIC, PRIORITY = 2, 4, 6, 8  # CUlaunchAttributeID
+# CUlaunchAttributeID
+COOPERATIVE, CLUSTER, PROGRAMMATIC, PRIORITY, DEVICE_UPDATABLE = 2, 4, 6, 8, 13
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Kernel(Work):
     shared_bytes: int
     arguments: tuple[bytes, ...]
     context: int = 0
-    by_kernel_handle: bool = False
+    packed: bool = False  # whether getters show the arguments as one buffer (`extra`)
     attributes: tuple[tuple[int, bytes], ...] = ()
 
     def run(self, run: Run) -> None:
@@ -151,14 +152,15 @@ class Memcpy(Work):
 
     def run(self, run: Run) -> None:
         for place in (self.destination, self.source):
-            if run.memory.refuse_range(place.row(0, 0), self._extent(place), "a copy"):
+            if run.memory.refuse_range(place.row(0, 0), self.extent(place), "a copy"):
                 run.fail(ILLEGAL_ADDRESS)
                 return
         for z in range(self.depth):
             for y in range(self.height):
                 ctypes.memmove(self.destination.row(y, z), self.source.row(y, z), self.width)
 
-    def _extent(self, place: Place) -> int:
+    def extent(self, place: Place) -> int:
+        """Bytes from the first to the last one of an end."""
         if not (self.width and self.height and self.depth):
             return 0
         return place.row(self.height - 1, self.depth - 1) - place.row(0, 0) + self.width
@@ -175,10 +177,15 @@ class Memset(Work):
     pitch: int = 0
     context: int = 0
 
+    @property
+    def extent(self) -> int:
+        """Bytes from the first to the last one."""
+        row = self.width * self.element_size
+        return (self.height - 1) * self.pitch + row if self.height else 0
+
     def run(self, run: Run) -> None:
         row_bytes = self.width * self.element_size
-        extent = (self.height - 1) * self.pitch + row_bytes if self.height else 0
-        if run.memory.refuse_range(self.destination, extent, "a fill"):
+        if run.memory.refuse_range(self.destination, self.extent, "a fill"):
             run.fail(ILLEGAL_ADDRESS)
             return
         element = (self.value % (1 << 8 * self.element_size)).to_bytes(self.element_size, "little")

@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from .graphs import Graphs, Node
 from .nodes import (
+    CLUSTER,
+    PRIORITY,
+    PROGRAMMATIC,
     BatchMemOp,
     Child,
     Conditional,
@@ -25,6 +28,7 @@ from .nodes import (
     WaitEvent,
     Work,
 )
+from .streams import GREATEST_PRIORITY, LEAST_PRIORITY
 from .structs import (
     Structs,
     attribute_bytes,
@@ -38,7 +42,16 @@ from .structs import (
     publish_operations,
     show,
 )
-from .world import INVALID_VALUE, NOT_SUPPORTED, Calls, Handle, Refusal, call, types
+from .world import (
+    INVALID_CLUSTER_SIZE,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    Calls,
+    Handle,
+    Refusal,
+    call,
+    types,
+)
 
 W = TypeVar("W", bound=Work)
 
@@ -63,6 +76,7 @@ class ParameterCalls(Calls):
             raise Refusal(INVALID_VALUE)
         if isinstance(work, Kernel) and isinstance(node.work, Kernel):
             work = work.with_attributes(node.work.attributes)
+            _check_cluster(work, attribute_struct(work.attribute(CLUSTER) or b""))
         node.replace(work)
 
     @call(1)
@@ -82,7 +96,7 @@ class ParameterCalls(Calls):
 
     @call()
     def cuGraphMemcpyNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.memcpy(nodeParams, self._work(hNode, Memcpy).context))
+        self._set(hNode, self.structs.node_memcpy(nodeParams, self._work(hNode, Memcpy).context))
 
     @call(1)
     def cuGraphMemsetNodeGetParams(self, hNode: Handle) -> Any:
@@ -158,14 +172,24 @@ class ParameterCalls(Calls):
 
     @call(1)
     def cuGraphKernelNodeGetAttribute(self, hNode: Handle, attr: int) -> Any:
-        raw = self._work(hNode, Kernel).attribute(int(attr))
+        work = self._work(hNode, Kernel)
+        if int(attr) == PROGRAMMATIC:  # it has become edges
+            raise Refusal(INVALID_VALUE)
+        raw = work.attribute(int(attr))
         return attribute_struct(raw or b"")
 
     @call()
     def cuGraphKernelNodeSetAttribute(self, hNode: Handle, attr: int, value: Any) -> None:
         work = self._work(hNode, Kernel)
-        changed = dict(work.attributes) | {int(attr): attribute_bytes(value)}
+        changed = dict(work.attributes) | {int(attr): self._attribute(work, int(attr), value)}
         self.graphs.nodes.get(hNode).replace(work.with_attributes(tuple(changed.items())))
+
+    def _attribute(self, work: Kernel, identity: int, value: Any) -> bytes:
+        if identity == PRIORITY:
+            value.priority = max(GREATEST_PRIORITY, min(LEAST_PRIORITY, value.priority))
+        if identity == CLUSTER:
+            _check_cluster(work, value)
+        return attribute_bytes(value)
 
     @call()
     def cuGraphKernelNodeCopyAttributes(self, dst: Handle, src: Handle) -> None:
@@ -175,6 +199,12 @@ class ParameterCalls(Calls):
 
 
 # ---------------------------------------------------------------- helpers
+
+
+def _check_cluster(work: Kernel, value: Any) -> None:
+    cluster = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
+    if any(blocks % size for blocks, size in zip(work.grid, cluster, strict=True) if size):
+        raise Refusal(INVALID_CLUSTER_SIZE)
 
 
 def _shown(node: Node, work: Kernel) -> Any:

@@ -20,6 +20,7 @@ from .memory import Memory
 from .nodes import PROGRAMMATIC, Host, Kernel, MemAlloc, MemFree, RecordEvent, Run, WaitEvent, Work
 from .world import (
     CONTEXT_IS_DESTROYED,
+    ILLEGAL_STATE,
     INVALID_HANDLE,
     INVALID_VALUE,
     Calls,
@@ -43,7 +44,6 @@ NON_BLOCKING = 1
 BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
 EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
-CAPTURED_EVENT = 907
 LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
 
 
@@ -115,8 +115,19 @@ class Streams:
             return self._per_thread(self.contexts.current())
         stream = self.live.get(number)
         if not self.contexts.is_live(stream.context):
+            self.world.find(
+                f"{self.world.thread.call} used {self.live.name(number)} after its context was "
+                f"destroyed: the driver crashes"
+            )
             raise Refusal(CONTEXT_IS_DESTROYED)
         return stream
+
+    def event(self, handle: Handle) -> Event:
+        """The event behind a handle, whose context is still there."""
+        event = self.events.get(handle)
+        if not self.contexts.is_live(event.context):
+            raise Refusal(CONTEXT_IS_DESTROYED)
+        return event
 
     def _per_thread(self, context: Context) -> Stream:
         own: dict[Context, Stream] = self.world.thread.__dict__.setdefault("streams", {})
@@ -160,7 +171,10 @@ class Streams:
     def allocate(self, stream: Stream, size: int) -> int:
         """`cuMemAllocAsync`: memory now, or an allocation node."""
         if stream.capture is None:
-            return self.memory.allocate(size, 2, stream.context).address
+            self.captures.guard_unsafe()
+            return self.memory.allocate(size, 2, stream.context).address if size else 0
+        if not size:
+            return 0
         block = self.memory.reserve_for_graph(size, stream.context)
         self.captures.add(stream, MemAlloc(block.address, size, stream.context.device.ordinal))
         return block.address
@@ -168,10 +182,16 @@ class Streams:
     def free(self, stream: Stream, address: int) -> None:
         """`cuMemFreeAsync`: back now, or a free node."""
         if stream.capture is not None:
+            if not address:
+                return
+            if not self.memory.is_of_graph(address):
+                raise Refusal(INVALID_VALUE)
             self.captures.add(stream, MemFree(address))
-        elif self.memory.is_allocated_by_graph(address):
+            return
+        self.captures.guard_unsafe()
+        if self.memory.is_allocated_by_graph(address):
             self.memory.graph_frees(address)
-        else:
+        elif address:
             self.memory.release(address, 2)
 
 
@@ -213,7 +233,7 @@ class StreamCalls(Calls):
             self.captures.guard_release(f"stream {stream.address:#x}", refuse=False)
             if stream.capture is not None:
                 self.world.find(f"cuStreamDestroy: stream {stream.address:#x} is capturing")
-                self.captures.conflict(stream)
+                self.captures.lose(stream)
         self.streams.live.release(hStream)
 
     @call(1)
@@ -259,10 +279,12 @@ class StreamCalls(Calls):
     @call()
     def cuStreamWaitEvent(self, hStream: Handle, hEvent: Handle, Flags: int) -> None:
         stream = self.streams.usable(hStream)
+        if stream.capture is not None and not as_int(hEvent):
+            self.captures.invalidate(stream.capture)
         event = self.streams.events.get(hEvent)
         if int(Flags) == EXTERNAL:
             if stream.capture is None:
-                raise Refusal(INVALID_VALUE)
+                raise Refusal(ILLEGAL_STATE)
             self.captures.add(stream, WaitEvent(event))
         elif int(Flags) != 0:
             raise Refusal(INVALID_VALUE)
@@ -298,11 +320,13 @@ class StreamCalls(Calls):
 
     def _record(self, event_handle: Handle, stream_handle: Handle, flags: int) -> None:
         stream = self.streams.usable(stream_handle)
-        event = self.streams.events.get(event_handle)
+        event = self.streams.event(event_handle)
         if event.context is not stream.context:
             raise Refusal(INVALID_HANDLE)
-        if flags not in (0, EXTERNAL) or (flags and stream.capture is None):
+        if flags not in (0, EXTERNAL):
             raise Refusal(INVALID_VALUE)
+        if flags and stream.capture is None:
+            raise Refusal(ILLEGAL_STATE)
         if flags:
             self.captures.add(stream, RecordEvent(event))
         elif stream.capture is not None:
@@ -319,17 +343,17 @@ class StreamCalls(Calls):
         self._look_at_event(hEvent)
 
     def _look_at_event(self, handle: Handle) -> None:
-        event = self.streams.events.get(handle)
+        event = self.streams.event(handle)
         if event.captured is not None:
-            self.captures.invalidate(event.captured.capture)
-            raise Refusal(CAPTURED_EVENT)
+            raise Refusal(self.captures.ask(event.captured.capture))
         self.captures.guard_unsafe()
 
     @call(1)
     def cuEventElapsedTime(self, hStart: Handle, hEnd: Handle) -> float:
-        start, end = self.streams.events.get(hStart), self.streams.events.get(hEnd)
-        if start.captured is not None or end.captured is not None:
-            raise Refusal(CAPTURED_EVENT)
+        start, end = self.streams.event(hStart), self.streams.event(hEnd)
+        for captured in (start.captured, end.captured):
+            if captured is not None:
+                raise Refusal(self.captures.ask(captured.capture))
         if (start.flags | end.flags) & DISABLE_TIMING:
             raise Refusal(INVALID_HANDLE)
         if start.recorded is None or end.recorded is None:

@@ -12,7 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from .contexts import Contexts
-from .kernels import ArgumentBuffers, copy_arguments, expose_arguments, kernel_of
+from .kernels import (
+    ArgumentBuffers,
+    Dim,
+    copy_arguments,
+    expose_arguments,
+    has_buffer,
+    has_table,
+    kernel_of,
+)
 from .nodes import (
     ARRAY_MEMORY,
     BATCH_MEM_OP,
@@ -33,7 +41,7 @@ from .nodes import (
     WaitEvent,
     Work,
 )
-from .streams import Streams
+from .streams import Event, Streams
 from .world import (
     INVALID_CONTEXT,
     INVALID_VALUE,
@@ -44,10 +52,17 @@ from .world import (
     types,
 )
 
+_MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+_MOST_THREADS = (1024, 1024, 64)
+_MOST_SHARED = 48 << 10  # without cuFuncSetAttribute
 _ATTRIBUTE_BYTES = 64  # CUlaunchAttributeValue
 _COUNT, _OPERATIONS = 8, 16  # offsets in CUDA_BATCH_MEM_OP_NODE_PARAMS
 _OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
 _PH_GRAPH_OUT, _CTX_OUT = 16, 24  # offsets in CUDA_CONDITIONAL_NODE_PARAMS
+
+
+class OutsideLimits(Refusal):
+    """A launch that the device is too small for: the one refusal that a capture does not survive."""
 
 
 class Structs:
@@ -64,7 +79,6 @@ class Structs:
         if params is None:
             raise Refusal(INVALID_VALUE)
         named = as_int(getattr(params, "ctx", 0))
-        by_kernel = not as_int(params.func)
         return self.launch(
             (params.func, getattr(params, "kern", 0)),
             (params.gridDimX, params.gridDimY, params.gridDimZ),
@@ -73,7 +87,6 @@ class Structs:
             params.kernelParams,
             params.extra,
             named,
-            by_kernel,
         )
 
     def launch(
@@ -85,13 +98,15 @@ class Structs:
         arguments: Any,
         extra: Any,
         context: int = 0,
-        by_kernel_handle: bool = False,
         attributes: tuple[tuple[int, bytes], ...] = (),
     ) -> Kernel:
         """A kernel launch, checked as the driver checks it."""
         kernel = kernel_of(*handles)
-        if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024 or shared_bytes < 0:
+        in_table, in_buffer = has_table(arguments), has_buffer(extra)
+        if kernel.layout and in_table and in_buffer:
             raise Refusal(INVALID_VALUE)
+        if not _launchable(grid, block, shared_bytes):
+            raise OutsideLimits(INVALID_VALUE)
         home = kernel.context or context or self.contexts.current().address
         if context and context != home:
             raise Refusal(INVALID_CONTEXT)
@@ -102,7 +117,7 @@ class Structs:
             shared_bytes,
             copy_arguments(kernel, arguments, extra),
             home,
-            by_kernel_handle,
+            kernel.packed or in_buffer,
             attributes,
         )
 
@@ -112,7 +127,7 @@ class Structs:
         """From CUDA_MEMCPY3D."""
         if params is None:
             raise Refusal(INVALID_VALUE)
-        return Memcpy(
+        work = Memcpy(
             _place(params, "dst"),
             _place(params, "src"),
             params.WidthInBytes,
@@ -120,6 +135,24 @@ class Structs:
             params.Depth,
             self.contexts.of(ctx).address,
         )
+        ends = (work.destination, work.source)
+        if work.height > 1 and any(place.pitch < work.width for place in ends):
+            raise Refusal(INVALID_VALUE)
+        if not all(self._fits(place.row(0, 0), work.extent(place)) for place in ends):
+            raise Refusal(INVALID_VALUE)
+        return work
+
+    def node_memcpy(self, params: Any, ctx: Handle = 0) -> Memcpy:
+        """The same for a node, which has to copy something."""
+        work = self.memcpy(params, ctx)
+        if not (work.width and work.height and work.depth):
+            raise Refusal(INVALID_VALUE)
+        return work
+
+    def _fits(self, address: int, size: int) -> bool:
+        """Whether a range ends in the block that it begins in, if this driver has made that."""
+        block = self.streams.memory.block_at(address)
+        return block is None or address + size <= block.address + block.size
 
     def memset(self, params: Any, ctx: Handle = 0) -> Memset:
         """From CUDA_MEMSET_NODE_PARAMS, any version."""
@@ -127,7 +160,7 @@ class Structs:
             raise Refusal(INVALID_VALUE)
         if not as_int(params.dst) or params.width < 1 or params.height < 1:
             raise Refusal(INVALID_VALUE)
-        return Memset(
+        work = Memset(
             as_int(params.dst),
             params.value,
             params.elementSize,
@@ -136,6 +169,12 @@ class Structs:
             params.pitch,
             self.contexts.of(ctx).address,
         )
+        row, size = work.width * work.element_size, work.element_size
+        if work.destination % size or (work.height > 1 and (work.pitch < row or work.pitch % size)):
+            raise Refusal(INVALID_VALUE)
+        if not self._fits(work.destination, work.extent):
+            raise Refusal(INVALID_VALUE)
+        return work
 
     # ---- the rest
 
@@ -146,10 +185,15 @@ class Structs:
         return Host(as_int(params.fn), as_int(params.userData))
 
     def record(self, event: Handle) -> RecordEvent:
-        return RecordEvent(self.streams.events.get(event))
+        return RecordEvent(self._event(event))
 
     def wait(self, event: Handle) -> WaitEvent:
-        return WaitEvent(self.streams.events.get(event))
+        return WaitEvent(self._event(event))
+
+    def _event(self, handle: Handle) -> Event:
+        if not as_int(handle):  # another error than for a call that uses an event
+            raise Refusal(INVALID_VALUE)
+        return self.streams.events.get(handle)
 
     def batch(self, params: Any) -> BatchMemOp:
         """From CUDA_BATCH_MEM_OP_NODE_PARAMS, any version."""
@@ -169,7 +213,7 @@ class Structs:
         if kind == 0:
             return self.kernel(params.kernel)
         if kind == 1:
-            return self.memcpy(params.memcpy.copyParams, params.memcpy.copyCtx)
+            return self.node_memcpy(params.memcpy.copyParams, params.memcpy.copyCtx)
         if kind == 2:
             return self.memset(params.memset, params.memset.ctx)
         if kind == 3:
@@ -195,6 +239,14 @@ def _operation(at: int) -> MemoryOperation:
     if not address or address % made.size:
         raise Refusal(INVALID_VALUE)
     return replace(made, value=value & ((1 << 8 * made.size) - 1))
+
+
+def _launchable(grid: Dim, block: Dim, shared_bytes: int) -> bool:
+    """Whether a launch is within the limits of the device (those of compute capability 9.0)."""
+    threads = block[0] * block[1] * block[2]
+    most = (*_MOST_BLOCKS, *_MOST_THREADS)
+    fits = all(1 <= number <= limit for number, limit in zip((*grid, *block), most, strict=True))
+    return fits and threads <= _MOST_THREADS[0] and 0 <= shared_bytes <= _MOST_SHARED
 
 
 def _place(params: Any, side: str) -> Place:
@@ -228,8 +280,7 @@ def kernel_struct(work: Kernel, shown: ArgumentBuffers, kind: Any = None) -> Any
 def fill_kernel(params: Any, work: Kernel, shown: ArgumentBuffers) -> None:
     """Write a kernel's description into a struct of any version."""
     params.func = work.kernel.handle
-    if work.by_kernel_handle or work.kernel.packed:
-        params.kern = work.kernel.kernel_handle
+    params.kern = work.kernel.kernel_handle
     params.ctx = types.CUcontext(work.context)
     params.gridDimX, params.gridDimY, params.gridDimZ = work.grid
     params.blockDimX, params.blockDimY, params.blockDimZ = work.block
@@ -240,7 +291,7 @@ def fill_kernel(params: Any, work: Kernel, shown: ArgumentBuffers) -> None:
 
 def show(work: Kernel) -> ArgumentBuffers:
     """Memory that shows a kernel's arguments."""
-    return expose_arguments(work.kernel, work.arguments)
+    return expose_arguments(work.kernel, work.arguments, packed=work.packed)
 
 
 def fill_memcpy(params: Any, work: Memcpy) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from .contexts import Contexts
 from .dot import dot_text
-from .graphs import Edge, Graph, Graphs, Node, link, unlink
+from .graphs import PLAIN, Edge, Graph, Graphs, Node, link, unlink
 from .nodes import (
     CHILD,
     CONDITIONAL,
+    KERNEL,
     MEM_ALLOC,
     MEM_FREE,
     SWITCH,
@@ -46,6 +47,7 @@ from .world import (
 
 _MOVE = 1  # CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
 _ASSIGN_DEFAULT = 1
+_PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
 class TemplateCalls(Calls):
@@ -74,7 +76,7 @@ class TemplateCalls(Calls):
         if graph is None:
             self.graphs.live.release(hGraph)
             return
-        self.captures.guard_release(f"graph {graph.address:#x}", refuse=True)
+        self.captures.guard_release(f"graph {graph.address:#x}", refuse=False)
         if graph.owner is not None or graph.captures or graph.lent:
             self.world.find(f"cuGraphDestroy: graph {graph.address:#x} is not the caller's to end")
             raise Refusal(INVALID_VALUE)
@@ -125,7 +127,7 @@ class TemplateCalls(Calls):
         copyParams: Any,
         ctx: Handle,
     ) -> Any:
-        work = self.structs.memcpy(copyParams, ctx)
+        work = self.structs.node_memcpy(copyParams, ctx)
         return self._add(hGraph, dependencies, numDependencies, work)
 
     @call(1)
@@ -217,14 +219,12 @@ class TemplateCalls(Calls):
         graph = self.graphs.live.get(params.graph)
         if int(getattr(params, "ownership", 0)) != _MOVE:
             return Child(self.graphs.clone(graph))
-        if graph.owner is not None or graph.captures or graph.execs:
-            raise Refusal(INVALID_VALUE)
-        if graph.holds({CONDITIONAL}):
-            raise Refusal(INVALID_VALUE)
+        if graph.owner is not None or graph.captures or graph.holds({CONDITIONAL}):
+            raise Refusal(NOT_SUPPORTED)
         return Child(graph)
 
     def _add_alloc(self, graph: Graph, found: dict[Node, Edge], params: Any) -> Any:
-        if graph.owner is not None:
+        if graph.owner is not None and not graph.is_body():
             raise Refusal(NOT_SUPPORTED)
         block = self.structs.streams.memory.reserve_for_graph(
             params.bytesize, self.contexts.current()
@@ -239,7 +239,7 @@ class TemplateCalls(Calls):
         self, hGraph: Handle, ctx: Handle, defaultLaunchValue: int, flags: int
     ) -> Any:
         graph = self.graphs.live.get(hGraph)
-        self.contexts.of(ctx)
+        self.contexts.live.get(ctx)  # this one is never the current one by default
         if int(flags) not in (0, _ASSIGN_DEFAULT):
             raise Refusal(INVALID_VALUE)
         handle = new_identity()
@@ -253,7 +253,7 @@ class TemplateCalls(Calls):
         limit = 1 if choice == WHILE else size if choice == SWITCH else 2
         if not 1 <= size <= limit:
             raise Refusal(INVALID_VALUE)
-        context = self.contexts.of(params.ctx)
+        context = self.contexts.live.get(params.ctx)
         bodies = tuple(self.graphs.create(lent=True) for _ in range(size))
         node = self.graphs.add(graph, Conditional(handle, choice, bodies, context.address), found)
         node.shown = publish_bodies(params, [body.address for body in bodies], context.address)
@@ -328,14 +328,14 @@ class TemplateCalls(Calls):
         if node is None:
             self.graphs.nodes.release(hNode)
             return
+        if node.graph.root().captures or node.graph.captures:
+            raise Refusal(ILLEGAL_STATE)
         self._may_lose_parts(node.graph)
         self.graphs.remove(node)
 
     def _may_lose_parts(self, graph: Graph) -> None:
-        if graph.root().captures or graph.captures:
-            raise Refusal(ILLEGAL_STATE)
         if graph.holds({MEM_ALLOC, MEM_FREE}):
-            raise Refusal(INVALID_VALUE)
+            raise Refusal(NOT_SUPPORTED)
 
     @call()
     def cuGraphAddDependencies(
@@ -344,11 +344,11 @@ class TemplateCalls(Calls):
         graph = self.graphs.live.get(hGraph)
         pairs = self._pairs(graph, from_, to, numDependencies)
         edges = [Edge.read(data) for data in edgeData or [None] * numDependencies]
-        if any(target in source.dependents for source, target in pairs):
-            raise Refusal(INVALID_VALUE)
-        if len(set(pairs)) != len(pairs) or any(source is target for source, target in pairs):
-            raise Refusal(INVALID_VALUE)
-        for (source, target), edge in zip(pairs, edges, strict=False):
+        for (source, target), edge in zip(
+            pairs, edges, strict=False
+        ):  # those before a bad one stay
+            if target in source.dependents or source is target or not _fits(source, target, edge):
+                raise Refusal(INVALID_VALUE)
             link(source, target, edge)
 
     @call()
@@ -358,9 +358,11 @@ class TemplateCalls(Calls):
         graph = self.graphs.live.get(hGraph)
         self._may_lose_parts(graph)
         pairs = self._pairs(graph, from_, to, numDependencies)
-        edges = [Edge.read(data) for data in edgeData or [None] * numDependencies]
+        edges = [data and Edge.read(data) for data in edgeData or [None] * numDependencies]
         for (source, target), edge in zip(pairs, edges, strict=False):
-            if source.dependents.get(target) != edge:
+            if target not in source.dependents or source.dependents[target] != (
+                edge or source.dependents[target]
+            ):
                 raise Refusal(INVALID_VALUE)
         for source, target in pairs:
             unlink(source, target)
@@ -386,6 +388,14 @@ def _kind(params: Any) -> int:
         return int(params.type)
     except ValueError:
         raise Refusal(INVALID_VALUE) from None
+
+
+def _fits(source: Node, target: Node, edge: Edge) -> bool:
+    """Whether an edge may have such data: programmatic ones are between kernels."""
+    if edge == PLAIN:
+        return True
+    kernels = source.work.kind == target.work.kind == KERNEL
+    return edge.type == _PROGRAMMATIC and edge.from_port in (1, 2) and kernels
 
 
 def _uses_handle(graph: Graph, handle: int) -> bool:

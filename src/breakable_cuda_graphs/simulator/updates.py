@@ -1,8 +1,9 @@
 """What may change in an executable, and which node of one graph is which of another.
 
 The hard problem: an executable has fixed resources, so each kind of node has its own list of what
-may change, and a whole-graph update must pair nodes of two graphs that share nothing but the order
-in which they were built. Either everything is changed or nothing: `plan` finds all changes first.
+may change, and a whole-graph update must pair nodes of two graphs that share nothing but their shape
+and the order in which edges were made. Either everything is changed or nothing: `plan` finds all
+changes first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .graphs import Graph, Node
 from .memory import Memory
 from .nodes import (
     COOPERATIVE,
+    DEVICE_UPDATABLE,
     PRIORITY,
     BatchMemOp,
     Child,
@@ -21,15 +23,16 @@ from .nodes import (
     Kernel,
     Memcpy,
     Memset,
-    Place,
     Work,
 )
+from .world import NOT_SUPPORTED, Refusal
 
 # CUgraphExecUpdateResult
 DONE = 0
 TOPOLOGY_CHANGED = 2
 NODE_TYPE_CHANGED = 3
 PARAMETERS_CHANGED = 5
+UPDATE_NOT_SUPPORTED = 6
 UNSUPPORTED_FUNCTION_CHANGE = 7
 ATTRIBUTES_CHANGED = 8
 
@@ -73,6 +76,8 @@ class Rules:
         return DONE if old.kind == new.kind else NODE_TYPE_CHANGED
 
     def _kernel(self, old: Kernel, new: Kernel) -> int:
+        if any(_flag(work, DEVICE_UPDATABLE) != b"\0" * 4 for work in (old, new)):
+            raise Refusal(NOT_SUPPORTED)
         if new.context != old.context:
             return UNSUPPORTED_FUNCTION_CHANGE
         if _flag(old, COOPERATIVE) != _flag(new, COOPERATIVE):
@@ -82,14 +87,11 @@ class Rules:
         return DONE
 
     def _memcpy(self, old: Memcpy, new: Memcpy) -> int:
-        if old.one_dimensional != new.one_dimensional or not (new.width and new.height):
-            return PARAMETERS_CHANGED
-        if not old.one_dimensional and _size(old) != _size(new):
+        if not (old.one_dimensional and new.one_dimensional and new.width and new.height):
             return PARAMETERS_CHANGED
         ends = ((old.source, new.source), (old.destination, new.destination))
-        if any(self._home(before) != self._home(after) for before, after in ends):
-            return PARAMETERS_CHANGED
-        return DONE
+        same = all(before.memory_type == after.memory_type for before, after in ends)
+        return DONE if same else PARAMETERS_CHANGED
 
     def _memset(self, old: Memset, new: Memset) -> int:
         if old.height != new.height:
@@ -100,26 +102,19 @@ class Rules:
             new.pitch,
         ):
             return PARAMETERS_CHANGED
-        home = self._address_home(old.destination), self._address_home(new.destination)
-        return DONE if home[0] == home[1] else PARAMETERS_CHANGED
+        home = self._context(old.destination), self._context(new.destination)
+        return DONE if home[0] is home[1] else PARAMETERS_CHANGED
 
-    def _home(self, place: Place) -> tuple[object, ...]:
-        return (place.memory_type, *self._address_home(place.address))
-
-    def _address_home(self, address: int) -> tuple[object, ...]:
+    def _context(self, address: int) -> object:
         block = self.memory.block_at(address)
-        return (block.memory_type, block.context) if block is not None else (None, None)
+        return block.context if block is not None else None
 
     # ---- whole graphs
 
     def plan(self, old: Graph, new: Graph) -> list[Change]:
         """All changes that make the one graph the other; raises UpdateRefused."""
-        if len(old.nodes) != len(new.nodes):
-            raise UpdateRefused(TOPOLOGY_CHANGED, None)
-        pairs = dict(zip(new.nodes, old.nodes, strict=True))
         changes: list[Change] = []
-        for after, before in pairs.items():
-            _same_edges(before, after, pairs)
+        for after, before in _pairs(old, new).items():
             changes += self._node(before, after)
         return changes
 
@@ -129,7 +124,7 @@ class Rules:
             raise UpdateRefused(NODE_TYPE_CHANGED, after)
         if isinstance(old, Conditional) and isinstance(new, Conditional):
             if (old.choice, len(old.bodies)) != (new.choice, len(new.bodies)):
-                raise UpdateRefused(PARAMETERS_CHANGED, after)
+                raise UpdateRefused(UPDATE_NOT_SUPPORTED, after)
         elif not isinstance(old, Child):
             why = self.refusal(old, new)
             if why != DONE:
@@ -148,20 +143,45 @@ def keep_attributes(old: Work, new: Work) -> Work:
     return new
 
 
-def _same_edges(before: Node, after: Node, pairs: dict[Node, Node]) -> None:
+def _pairs(old: Graph, new: Graph) -> dict[Node, Node]:
+    """Which node of `old` each one of `new` is, as the documentation of `cuGraphExecUpdate` says.
+
+    Exit nodes are paired in the order in which they came to be so, from the last one; then what each
+    waits for, in the order in which the edges were made.
+    """
+    if len(old.nodes) != len(new.nodes):
+        raise UpdateRefused(TOPOLOGY_CHANGED, None)
+    pairs: dict[Node, Node] = {}
+    mine = list(old.exits)
+    for theirs in reversed(new.exits):
+        if not mine:
+            raise UpdateRefused(TOPOLOGY_CHANGED, theirs)
+        pairs[theirs] = mine.pop()
+    if mine:
+        raise UpdateRefused(TOPOLOGY_CHANGED, None)
+    waiting = list(pairs)
+    for after in waiting:
+        waiting += _pair_dependencies(pairs[after], after, pairs)
+    return pairs
+
+
+def _pair_dependencies(before: Node, after: Node, pairs: dict[Node, Node]) -> list[Node]:
+    """Pair what two paired nodes wait for; returns what has not been seen yet."""
     if len(before.dependencies) != len(after.dependencies):
         raise UpdateRefused(TOPOLOGY_CHANGED, after)
-    for source, edge in after.dependencies.items():
-        if before.dependencies.get(pairs[source]) != edge:
-            raise UpdateRefused(TOPOLOGY_CHANGED, after, source)
+    found = []
+    both = zip(before.dependencies.items(), after.dependencies.items(), strict=True)
+    for (mine, edge), (theirs, wanted) in both:
+        if theirs not in pairs and mine not in pairs.values():
+            pairs[theirs] = mine
+            found.append(theirs)
+        if pairs.get(theirs) is not mine or edge != wanted:
+            raise UpdateRefused(TOPOLOGY_CHANGED, after, theirs)
+    return found
 
 
 def _flag(work: Kernel, attribute: int) -> bytes:
     return (work.attribute(attribute) or b"\0" * 4)[:4]
-
-
-def _size(work: Memcpy) -> tuple[int, int, int]:
-    return work.width, work.height, work.depth
 
 
 _FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH

@@ -44,6 +44,7 @@ LAUNCH_FAILED = 719
 NOT_PERMITTED = 800
 NOT_SUPPORTED = 801
 UPDATE_FAILURE = 910
+INVALID_CLUSTER_SIZE = 912
 
 _addresses = itertools.count(0x7F5A_0000_0000, 0x40)
 _identities = itertools.count(1)
