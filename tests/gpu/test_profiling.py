@@ -101,7 +101,7 @@ def test_a_segment_takes_as_long_as_its_launches_by_themselves(profiled: Any) ->
     end.record()
     sync()
     microseconds = 1e3 * start.elapsed_time(end) / 50
-    assert report.rows[2].gpu_us == pytest.approx(microseconds, rel=0.1)
+    assert report.rows[2].gpu_us == pytest.approx(microseconds, rel=0.15)
 
 
 def test_names_and_lines_are_the_users(profiled: Any) -> None:
