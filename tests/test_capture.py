@@ -317,6 +317,32 @@ def test_a_node_that_a_library_added_by_hand_needs_no_join(device):
     driver.cuEventDestroy(event)
 
 
+def test_work_that_was_let_go_is_unjoined_whatever_the_driver_says(device):
+    """So is what NCCL begins with async_op=True: a leaf of another kind lies behind it."""
+    x, other = torch.ones(2), torch.ones(2)
+    driver = bindings.current()
+    event = driver.cuEventCreate(2)
+    with a_stream() as side:
+
+        def body() -> Any:
+            y = x * 2
+            with forked(side, join=False):
+                other.mul_(2)
+                stream = bindings.types.CUstream(tensors.current_stream())
+                info = driver.capture_info(stream)
+                driver.cuGraphAddEventRecordNode(info.graph, info.dependencies, 1, event)
+                driver.update_capture_dependencies(stream, [])
+            return y
+
+        with pytest.raises(UnjoinedStreamError, match="mul_"):
+            capture(body)
+        seq, y = capture(lambda: x * 3)
+        seq.replay()
+        assert y.tolist() == [3, 3]
+        seq.reset()
+    driver.cuEventDestroy(event)
+
+
 # ---------------------------------------------------------------- host callbacks
 
 

@@ -402,6 +402,8 @@ class Block:
         problem = captured.problem
         if survey is not None:
             problem = problem or self._trap(index, where, survey)
+            if survey.missed:
+                problem = errors.unjoined(index, where, names, streams)
         if captured.graph is None:
             problem = self._reason(index, where, captured.code, names, streams)
         if problem is not None:
@@ -437,17 +439,18 @@ class Block:
     def _dangling(
         self, info: bindings.CaptureInfo, survey: reading.Survey | None
     ) -> tuple[list[str], list[int]]:
-        """What dangles, and on which streams, while the graph is there to be asked.
+        """What nobody waits for, and on which streams, while the graph is there to be asked.
 
-        Whether that is an error, the driver says: leaves that a library has added to the graph by
-        hand (NCCL records an event so) need not be joined.
+        A leaf is no error by itself: NCCL records an event by a node that it adds by hand. Work is
+        one, even where the driver does not mind: it takes what NCCL began with `async_op=True` for
+        joined, and a `wait()` in a break then fails with no more than "invalid argument".
         """
         if survey is None or not survey.dangling:
             return [], []
         streams = []
         if self._debug:
             streams = debugging.unjoined_streams(self.driver, info, survey.dangling)
-        return survey.names(survey.dangling), streams
+        return survey.names(survey.missed or survey.dangling), streams
 
     def _refuse(self, captured: Captured, error: Exception) -> None:
         """A segment that ended cannot be used: give it back, poison the block, raise."""

@@ -139,6 +139,8 @@ class Recording:
             unjoined = _unjoined(survey)  # before the end: a failed one takes the nodes along
             captured = enclosed.end(survey)
             problem = _problem(enclosed.framework, survey, captured)
+            if survey is not None and survey.missed:
+                problem = unjoined
             if captured.graph is None:
                 lost = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
                 problem = unjoined if captured.code == capturing.UNJOINED else lost
@@ -165,9 +167,8 @@ _WORK = frozenset(
 
 
 def _unjoined(survey: reading.Survey | None) -> Exception:
-    """The error for a side stream that was not joined; the driver says whether there is one."""
-    dangling = [] if survey is None else survey.dangling
-    names = [] if survey is None else survey.names(dangling)
+    """The error for a side stream that was not joined, should there be one."""
+    names = [] if survey is None else survey.names(survey.missed or survey.dangling)
     return errors.unjoined(0, "its end", names, ())
 
 

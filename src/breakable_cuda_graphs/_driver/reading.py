@@ -21,6 +21,9 @@ MEM_ALLOC, MEM_FREE, BATCH_MEM_OP, CONDITIONAL = 10, 11, 12, 13
 #: (driver API, cuGraphClone and cuGraphAddChildGraphNode).
 NO_CHILDREN = frozenset({MEM_ALLOC, MEM_FREE, CONDITIONAL, -1})
 
+#: What is missed if nobody waits for it. Records and host nodes are left loose on purpose (NCCL).
+_WORK = frozenset({KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL})
+
 _HOST, _ARRAY = 1, 3  # CUmemorytype
 
 _PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
@@ -192,9 +195,10 @@ class Survey:
     """One look at the graph of an open capture, before its end: a failed end takes the graph along.
 
     `kinds` are the kinds of its nodes, those of child graphs included; `dangling` the leaves that
-    the capture stream, whose next work waits for `frontier`, would miss. `allocated` are the
-    allocation nodes as {address: bytes}, `freed` the addresses of free nodes, `copies` the ends of
-    the copies as (source, target, bytes).
+    the capture stream, whose next work waits for `frontier`, would miss; `missed` the work that it
+    would not wait for, of which the leaves if they are work. `allocated` are the allocation nodes
+    as {address: bytes}, `freed` the addresses of free nodes, `copies` the ends of the copies as
+    (source, target, bytes).
     """
 
     def __init__(self, reader: KernelReader, graph: Any, frontier: list[Any]) -> None:
@@ -208,7 +212,7 @@ class Survey:
         self.copies: list[tuple[int, int, int]] = []
         nodes = reader.driver.graph_nodes(graph)
         self._note(nodes)
-        self.dangling = _dangling(reader.driver, graph, nodes, frontier)
+        self.dangling, self.missed = _loose(reader.driver, graph, nodes, frontier)
 
     def _note(self, nodes: list[Any]) -> None:
         reader, driver = self._reader, self._reader.driver
@@ -292,11 +296,33 @@ def _operation(at: int) -> tuple[int, int, int, int]:
     return operation, address, value, ctypes.c_uint.from_address(at + 24).value
 
 
-def _dangling(
+def _loose(
     driver: bindings.Driver, graph: Any, nodes: list[Any], frontier: list[Any]
-) -> list[Any]:
+) -> tuple[list[Any], list[Any]]:
+    """The leaves outside of the frontier, and the work that the frontier does not wait for."""
     if len(nodes) == len(frontier) == 1:
-        return []  # the only node is the only one of the frontier
-    joined = {int(node) for node in frontier}
-    inner = {int(source) for source, _, _ in driver.graph_edges(graph)} if len(nodes) > 1 else set()
-    return [node for node in nodes if int(node) not in inner and int(node) not in joined]
+        return [], []  # the only node is the only one of the frontier
+    edges = driver.graph_edges(graph) if len(nodes) > 1 else []
+    inner = {int(source) for source, _, _ in edges}.union(int(node) for node in frontier)
+    leaves = [node for node in nodes if int(node) not in inner]
+    if not leaves:
+        return [], []
+    joined = _all_before(frontier, edges)
+    left = [node for node in nodes if int(node) not in joined]
+    work = [node for node in left if node_type(driver, node) in _WORK]
+    return leaves, [node for node in work if int(node) not in inner] or work
+
+
+def _all_before(frontier: list[Any], edges: list[tuple[Any, Any, Any]]) -> set[int]:
+    """The nodes of the frontier, and all that they wait for."""
+    before: dict[int, list[int]] = {}
+    for source, target, _ in edges:
+        before.setdefault(int(target), []).append(int(source))
+    found: set[int] = set()
+    left = [int(node) for node in frontier]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += before.get(node, ())
+    return found
