@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types as python_types
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ def loaded(bare_device: Any, monkeypatch: Any) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(sequences.frameworks, "choose", lambda driver, stream: framework)
     modules: dict[str, Any] = {}
     monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
+    monkeypatch.setattr(libraries, "sys", python_types.SimpleNamespace(modules=modules))
     monkeypatch.setattr(libraries, "present", lambda: list(modules))
     yield modules
     modules.clear()

@@ -151,6 +151,7 @@ def numba(bare_device: Any, monkeypatch: Any) -> Iterator[Any]:
     module = Hashable(cuda)
     modules = {"numba.cuda": module}
     monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
+    monkeypatch.setattr(libraries, "sys", python_types.SimpleNamespace(modules=modules))
     monkeypatch.setattr(libraries, "present", lambda: list(modules))
     before = [getattr(*method) for method in METHODS]
     yield module

@@ -46,6 +46,7 @@ class Accompanied:
     def __init__(self, inner: Session, framework: Framework, pool: Pool, stream: Any) -> None:
         self.inner = inner
         self._framework, self._pool = framework, pool
+        self._driver = framework.driver
         self._stream, self._handle = stream, as_handle(stream)
         self._companions: dict[str, Companion] = {}
 
@@ -63,17 +64,10 @@ class Accompanied:
 
     def _admit(self) -> None:
         """Take in what has been loaded since."""
-        for name in self._newly_loaded():
-            module = libraries.loaded(self._framework.driver, name)
-            companion = self._companion(name, module)
+        for name in libraries.newly_loaded(self._driver, self._companions):
+            companion = self._companion(name, libraries.loaded(self._driver, name))
             self._companions[name] = companion  # first: what fails halfway has to be left too
             companion.enter()
-
-    def _newly_loaded(self) -> list[str]:
-        """What has been loaded since; asked twice a segment."""
-        driver, known = self._framework.driver, self._companions
-        there = libraries.present()
-        return [n for n in there if n not in known and libraries.loaded(driver, n)] if there else []
 
     def _companion(self, name: str, module: Any) -> Companion:
         if name == "cupy":
@@ -91,13 +85,16 @@ class Accompanied:
             companion.begin()
 
     def end(self, survey: Survey | None) -> Captured:
-        kept = [companion.end() for companion in self._companions.values()]
+        kept: list[object] = []
+        for companion in self._companions.values():
+            kept.append(companion.end())
         captured = self.inner.end(survey)
-        late = self._newly_loaded()
+        late = libraries.newly_loaded(self._driver, self._companions)
         if late and captured.problem is None:
             captured = captured._replace(problem=errors.library_came_late(late[0]))
-        kept = [thing for thing in kept if thing is not None]
-        return captured._replace(keep=kept) if kept else captured
+        if any(kept):
+            captured = captured._replace(keep=kept)
+        return captured
 
     def abandon(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Container
 from typing import Any
 
 from .._driver.bindings import Driver
@@ -39,3 +40,12 @@ def loaded(driver: Driver, name: str) -> Any:
     except AttributeError:
         return None
     return module
+
+
+def newly_loaded(driver: Driver, known: Container[str]) -> list[str]:
+    """The libraries that are loaded and not among the known ones. Asked twice a segment: quick."""
+    names = []
+    for name in NAMES:
+        if name in sys.modules and name not in known and loaded(driver, name) is not None:
+            names.append(name)
+    return names
