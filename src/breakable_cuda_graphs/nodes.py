@@ -219,11 +219,13 @@ class MemcpyNode(Node):
 
     @property
     def src(self) -> int:
+        """The address of the first byte that is read; of an array, its handle."""
         work = self._work.src
         return work.address if work.memory_type == works.ARRAY_MEMORY else work.start
 
     @property
     def dst(self) -> int:
+        """The address of the first byte that is written; of an array, its handle."""
         work = self._work.dst
         return work.address if work.memory_type == works.ARRAY_MEMORY else work.start
 
@@ -271,6 +273,7 @@ class MemsetNode(Node):
 
     @property
     def dst(self) -> int:
+        """The address of the first byte that is written."""
         return self._work.dst
 
     @property
@@ -280,6 +283,7 @@ class MemsetNode(Node):
 
     @property
     def element_size(self) -> int:
+        """Bytes of one element: 1, 2 or 4."""
         return self._work.element_size
 
     @property
@@ -378,10 +382,12 @@ class MemAllocNode(Node):
 
     @property
     def address(self) -> int:
+        """Where the memory is, at every launch."""
         return self._work.address
 
     @property
     def nbytes(self) -> int:
+        """How large the memory is."""
         return self._work.nbytes
 
     def _describe(self) -> str:
@@ -397,6 +403,7 @@ class MemFreeNode(Node):
 
     @property
     def address(self) -> int:
+        """Where the memory is."""
         return self._work.address
 
 
