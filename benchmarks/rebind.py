@@ -258,12 +258,6 @@ def summarise(
             )
         else:
             report.figure("inputs", "as dear as copying from", f"ours-{count}", found, "KiB")
-    largest = sizes[-1]
-    report.aim(
-        f"an input of {size_name(largest)}: rebinding {USERS[-1]} nodes, against copying it in",
-        ratio(table[f"ours-{USERS[-1]}"][largest], table[f"copy-{USERS[-1]}"][largest]),
-        at_most=1.0,
-    )
 
 
 def crossings(moved: dict[float, list[float]], copied: dict[float, list[float]]) -> Spread | None:

@@ -467,6 +467,20 @@ def scale_map_kernel() -> SimulatedKernel:
     return SimulatedKernel(lambda value: None, (Map,), name="another", packed=True)
 
 
+def test_other_memory_that_begins_where_the_old_ends_is_no_doubt(device: Any) -> None:
+    both, new, seq = full(1, 2 * N), full(5), CUDAGraphSequence()
+    low, high = both[:N].clone(), both[N:]
+    graph = Graph()
+    scale(graph, high, both[:N], 2.0)
+    placing.append(seq, graph)
+    seq._memory._watch(high.data_ptr(), high.untyped_storage(), "high", "read")
+    assert rebind(seq, [(both[:N], new)]).doubts == ()
+    seq._memory._watched.pop(high.data_ptr())
+    (doubt,) = rebind(seq, [(new, low), ((high.data_ptr() - 4, 4), (both.data_ptr(), 4))]).doubts
+    assert doubt.why == "just past the end of the old memory"
+    seq.reset()
+
+
 def test_an_error_of_verify_is_its_own_and_it_is_called_once(device: Any) -> None:
     scene, calls = Scene(), []
 

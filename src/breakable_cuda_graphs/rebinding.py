@@ -188,6 +188,8 @@ class _Rebinding:
         self._doubts: list[Doubt] = []
         self._arguments = 0
         self._used: set[Move] = set()
+        memory = sequence._memory
+        self._known = {*memory._watched, *memory._kept}  # where other memory begins
 
     # ---- working it out
 
@@ -265,7 +267,8 @@ class _Rebinding:
         hits = []
         for hit in found:
             if hit.move is None:
-                self._doubt(work, hit, "just past the end of the old memory")
+                if hit.value not in self._known:  # else other memory of the sequence begins there
+                    self._doubt(work, hit, "just past the end of the old memory")
             elif (hit.value - hit.move.start) % hit.move.old.itemsize:
                 self._doubt(work, hit, "not aligned as the elements are")
             else:

@@ -245,7 +245,8 @@ def profiled(work: Any, stream: Any) -> list[tuple[str, tuple[int, ...], tuple[i
 
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=both, acc_events=True) as found:
         with torch.cuda.stream(stream):
             work()
         sync()
