@@ -188,8 +188,6 @@ class _Rebinding:
         self._doubts: list[Doubt] = []
         self._arguments = 0
         self._used: set[Move] = set()
-        memory = sequence._memory
-        self._known = {*memory._watched, *memory._kept}  # where other memory begins
 
     # ---- working it out
 
@@ -267,13 +265,18 @@ class _Rebinding:
         hits = []
         for hit in found:
             if hit.move is None:
-                if hit.value not in self._known:  # else other memory of the sequence begins there
+                if not self._begins(hit.value):
                     self._doubt(work, hit, "just past the end of the old memory")
             elif (hit.value - hit.move.start) % hit.move.old.itemsize:
                 self._doubt(work, hit, "not aligned as the elements are")
             else:
                 hits.append(hit)
         return hits
+
+    def _begins(self, address: int) -> bool:
+        """Whether other memory of the sequence begins there."""
+        memory = self._sequence._memory
+        return address in memory._watched or address in memory._kept
 
     def _refuse_maps(self, work: works.Kernel, hits: list[Hit]) -> None:
         for hit in hits:
