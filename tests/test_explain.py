@@ -564,6 +564,30 @@ def test_a_number_that_the_capture_freezes_is_seen_by_the_check(device: Any) -> 
     assert not report
 
 
+def test_a_replay_that_fails_is_a_failed_check(device: Any) -> None:
+    """What a break returns depends on data, and at capture it sees none."""
+
+    def mask_of(t: Any) -> Any:
+        return (t > 0) * 1.0 if not bool((t > -100).all()) else None
+
+    def step(x: Any) -> Any:
+        mask = mask_of(x * 2)
+        return x + 1 if mask is None else x * mask
+
+    capture_sees = no_graph(outputs="static")(mask_of)
+
+    def marked_step(x: Any) -> Any:
+        mask = capture_sees(x * 2)
+        return x + 1 if mask is None else x * mask
+
+    assert explain(step, x_of()).marks
+    report = explain(marked_step, x_of(), check=True)
+    assert report.check is not None
+    assert report.check.captured
+    assert report.check.equal is False
+    assert "a replay failed on the given inputs: ReplayError" in report.check.text
+
+
 def test_a_function_that_changes_python_state_is_not_compared(device: Any) -> None:
     counter = [0]
 

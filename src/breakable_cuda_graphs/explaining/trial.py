@@ -90,11 +90,13 @@ class Trial:
             self.sequence.replay()
             return result
 
+        tolerance, told = _ROOM * spread, "on the given inputs"
+        try:
+            state.restore()
+            apart = difference(eager[2], outcome(replay))
+        except Exception as error:
+            return self._broken(error, tolerance, told), None
         state.restore()
-        apart = difference(eager[2], outcome(replay))
-        tolerance = _ROOM * spread
-        state.restore()
-        told = "on the given inputs"
         if apart <= tolerance and state.change():
             try:
                 expected = outcome(self.call)
@@ -104,13 +106,23 @@ class Trial:
                 told = "on the given inputs and on changed ones"
                 state.restore()
                 state.change()
-                apart = max(apart, difference(expected, outcome(replay)))
-            state.restore()
+                try:
+                    apart = max(apart, difference(expected, outcome(replay)))
+                except Exception as error:
+                    return self._broken(error, tolerance, "on changed inputs"), None
         return self._said(apart, tolerance, told), None
 
-    def _said(self, apart: float, tolerance: float, told: str) -> Check:
+    def _parts(self) -> str:
         count = len(self.sequence)
-        parts = f"captured as {count} segment{'' if count == 1 else 's'}"
+        return f"captured as {count} segment{'' if count == 1 else 's'}"
+
+    def _broken(self, error: Exception, tolerance: float, told: str) -> Check:
+        """A replay failed where eager code did not."""
+        text = f"{self._parts()}, but a replay failed {told}: {type(error).__name__}: {error}"
+        return Check(True, False, math.inf, tolerance, len(self.sequence), text)
+
+    def _said(self, apart: float, tolerance: float, told: str) -> Check:
+        parts = self._parts()
         equal = apart <= tolerance
         measured = f"at most {tolerance:g} accepted, as measured on eager runs"
         if equal:
@@ -118,7 +130,7 @@ class Trial:
         else:
             size = "in kind or shape" if math.isinf(apart) else f"by {apart:g}"
             text = f"{parts}, but replays differ from eager runs {size} {told} ({measured})"
-        return Check(True, equal, apart, tolerance, count, text)
+        return Check(True, equal, apart, tolerance, len(self.sequence), text)
 
 
 def _failed(text: str) -> Check:
