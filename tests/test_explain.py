@@ -445,6 +445,21 @@ def test_what_marked_functions_do_is_left_out(device: Any) -> None:
     assert report.check, str(report)
 
 
+def test_what_a_closure_holds_is_not_kept_by_the_report(device: Any) -> None:
+    """The functions of a stack close over tensors; they are told apart from what keeps those."""
+
+    def step(x: Any) -> Any:
+        mask = (x > 0) * 1.0
+
+        def masked(t: Any) -> Any:
+            return t * mask + torch.ones(4)
+
+        return masked(x)
+
+    report = explain(step, x_of())
+    assert report.findings == (), str(report)
+
+
 def test_lazy_state_is_found_at_the_first_call_only(device: Any) -> None:
     class Lazy:
         table: Any = None

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .marking import function_of
+from .marking import Callee, function_of
 
 
 class Owner(Enum):
@@ -96,13 +96,15 @@ class Place(NamedTuple):
     line: int
     function: str
     code: CodeType
-    callee: Any  # the function itself; None where it cannot be found
+    callee: Callee | None  # the function itself, if it can be found
 
     @classmethod
     def of(cls, frame: FrameType, line: int | None = None) -> Place:
         """Where a frame is now, or was at another line."""
         code, at = frame.f_code, frame.f_lineno if line is None else line
-        return cls(code.co_filename, at, code.co_qualname, code, function_of(frame))
+        function = function_of(frame)
+        callee = None if function is None else Callee.of(function)
+        return cls(code.co_filename, at, code.co_qualname, code, callee)
 
     @property
     def whose(self) -> Owner:

@@ -10,14 +10,42 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..breaks import no_graph
 
 #: How far up the stack a function without a public name is looked for.
 _CALLERS = 4
+
+
+class Callee(NamedTuple):
+    """A function without what it closes over, which may be memory that the call is judged by."""
+
+    reference: weakref.ref[FunctionType]
+    globals: dict[str, Any]
+    name: str
+    qualname: str
+    module: Any
+    defaults: Any
+    kwdefaults: Any
+
+    @classmethod
+    def of(cls, function: FunctionType) -> Callee:
+        """A function, without keeping it."""
+        return cls(
+            weakref.ref(function), function.__globals__, function.__name__, function.__qualname__,
+            function.__module__, function.__defaults__, function.__kwdefaults__,
+        )  # fmt: skip
+
+    def with_code(self, code: CodeType, closure: Any) -> FunctionType:
+        """A function like this one, with some code and variables to close over."""
+        made = FunctionType(code, self.globals, self.name, self.defaults, closure)
+        made.__kwdefaults__, made.__qualname__ = self.kwdefaults, self.qualname
+        made.__module__ = self.module
+        return made
 
 
 def function_of(frame: FrameType) -> FunctionType | None:
@@ -75,23 +103,21 @@ def others_with(code: CodeType) -> list[FunctionType]:
 
 @contextlib.contextmanager
 def marked(
-    function: FunctionType, callers: Iterable[FunctionType], decorator: Any = no_graph
+    callee: Callee, code: CodeType, callers: Iterable[Callee], decorator: Any = no_graph
 ) -> Iterator[None]:
     """Inside, a function is a break, whoever calls it by whatever name.
 
     `callers` are functions on the way to it: if one of them has the `def` in its body, it makes the
     function anew each time that it runs, and what it makes is marked too.
     """
-    code = function.__code__
     with contextlib.ExitStack() as undo:
-        functions = {id(each): each for each in (function, *others_with(code))}
-        for each in functions.values():
+        for each in _alive([callee], others_with(code)):
             undo.callback(_put_back, each, each.__code__, each.__kwdefaults__)
-            copy = _copy(each, code, each.__closure__)
+            copy = Callee.of(each).with_code(code, each.__closure__)
             each.__code__ = _passing_on(code, decorator(copy))
             each.__kwdefaults__ = None
-        for caller in {id(each): each for each in callers}.values():
-            inside = _with_inner(caller.__code__, code, _making(function, code, decorator))
+        for caller in _alive(callers):
+            inside = _with_inner(caller.__code__, code, _making(callee, code, decorator))
             if inside is not caller.__code__:
                 undo.callback(_put_back, caller, caller.__code__, caller.__kwdefaults__)
                 caller.__code__ = inside
@@ -103,14 +129,10 @@ def _put_back(function: FunctionType, code: CodeType, defaults: dict[str, Any] |
     function.__kwdefaults__ = defaults
 
 
-def _copy(function: FunctionType, code: CodeType, closure: Any) -> FunctionType:
-    """A function of its own with some code, and all else of another function."""
-    made = FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, closure
-    )
-    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
-    made.__module__ = function.__module__
-    return made
+def _alive(callees: Iterable[Callee], others: Iterable[FunctionType] = ()) -> list[FunctionType]:
+    """The functions that are still there, each once."""
+    known = [callee.reference() for callee in callees]
+    return list({id(each): each for each in (*known, *others) if each is not None}.values())
 
 
 # ---------------------------------------------------------------- code
@@ -129,11 +151,11 @@ def _passing_on(code: CodeType, target: Callable[..., Any]) -> CodeType:
     )
 
 
-def _making(function: FunctionType, code: CodeType, decorator: Any) -> CodeType:
+def _making(callee: Callee, code: CodeType, decorator: Any) -> CodeType:
     """The same for a function that is made each time anew: each is called with its own variables."""
 
     def call(cells: tuple[Any, ...] | None, args: Any, kwargs: Any) -> Any:
-        return decorator(_copy(function, code, cells))(*args, **kwargs)
+        return decorator(callee.with_code(code, cells))(*args, **kwargs)
 
     variables = f"cells = (lambda: [{', '.join(code.co_freevars)}]).__closure__"
     return _compiled(code, variables, "target(cells, args, kwargs)", call)

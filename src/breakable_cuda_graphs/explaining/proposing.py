@@ -9,10 +9,11 @@ is taken, and those whose findings others cover are left out again.
 
 from __future__ import annotations
 
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import NamedTuple
 
 from .frames import Owner, Place
+from .marking import Callee
 from .report import KINDS, Finding, Mark
 from .watching import Returns, Watch
 
@@ -63,7 +64,7 @@ def propose(watch: Watch) -> Proposal:
     return Proposal(tuple(marks), unmarked)
 
 
-def _callers(findings: list[Finding], code: CodeType) -> tuple[FunctionType, ...]:
+def _callers(findings: list[Finding], code: CodeType) -> tuple[Callee, ...]:
     """The functions on all ways to the calls of one."""
     stacks = [stack for finding in findings for stack in finding.stacks]
     return tuple(

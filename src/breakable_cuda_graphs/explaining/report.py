@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import NamedTuple
 
 from .frames import Place
+from .marking import Callee
 
 __all__ = ["Check", "Finding", "Mark", "Report"]
 
@@ -145,7 +145,7 @@ class Mark:
     decorator: str
     findings: tuple[int, ...]
     place: Place = field(repr=False, compare=False)
-    callers: tuple[FunctionType, ...] = field(repr=False, compare=False)  # on the ways to it
+    callers: tuple[Callee, ...] = field(repr=False, compare=False)  # on the ways to it
 
     def __str__(self) -> str:
         return f"{self.decorator} on {self.function} ({_short(self.file)}:{self.line})"

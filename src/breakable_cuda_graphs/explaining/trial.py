@@ -143,5 +143,6 @@ def _marked(marks: tuple[Mark, ...]) -> Iterator[None]:
         for mark in marks:
             assert mark.place.callee is not None
             decorator = no_graph(outputs="static") if "static" in mark.decorator else no_graph
-            stack.enter_context(marked(mark.place.callee, mark.callers, decorator))
+            callee, code = mark.place.callee, mark.place.code
+            stack.enter_context(marked(callee, code, mark.callers, decorator))
         yield
