@@ -286,6 +286,11 @@ HARMLESS: dict[str, tuple[Work, int, int]] = {
     "a misaligned fill": (lambda d, s, e, b: d.cuMemsetD32Async(b + 2, 1, 1, s), 1, 0),
     "a fill of nothing": (lambda d, s, e, b: d.cuMemsetD32Async(b, 1, 0, s), 0, 0),
     "a copy of nothing": (lambda d, s, e, b: d.cuMemcpyDtoDAsync(b, b + 64, 0, s), 0, 0),
+    "a copy beyond the memory": (
+        lambda d, s, e, b: d.cuMemcpyDtoDAsync(b + 1020, b, 1 << 20, s),
+        1,
+        0,
+    ),
     "a copy to null": (lambda d, s, e, b: d.cuMemcpyDtoDAsync(0, b, 4, s), 1, 0),
     "a pitch below the width": (lambda d, s, e, b: d.cuMemsetD2D8Async(b, 2, 1, 4, 2, s), 1, 0),
     "an allocation of nothing": (lambda d, s, e, b: d.cuMemAllocAsync(0, s), 0, 0),
@@ -313,6 +318,7 @@ HARMFUL: dict[str, tuple[Work, int]] = {
     "a launch of null": (lambda d, s, e, b: d.cuGraphLaunch(0, s), 900),
     "a query": (lambda d, s, e, b: d.cuStreamQuery(s), 900),
     "a synchronise": (lambda d, s, e, b: d.cuStreamSynchronize(s), 900),
+    "its flags": (lambda d, s, e, b: d.cuStreamGetFlags(s), 900),
 }
 
 
@@ -343,6 +349,10 @@ AFTERWARDS: dict[str, tuple[Work, int]] = {
     "a query": (lambda d, s, e, b: d.cuStreamQuery(s), 900),
     "a synchronise": (lambda d, s, e, b: d.cuStreamSynchronize(s), 900),
     "a launch of null": (lambda d, s, e, b: d.cuGraphLaunch(0, s), 900),
+    "its flags": (lambda d, s, e, b: d.cuStreamGetFlags(s), 900),
+    "its id": (lambda d, s, e, b: d.cuStreamGetId(s), 900),
+    "its priority": (lambda d, s, e, b: d.cuStreamGetPriority(s), 901),
+    "its context": (lambda d, s, e, b: d.cuStreamGetCtx(s), 901),
     "another begin": (lambda d, s, e, b: d.cuStreamBeginCapture(s, mode(d, RELAXED)), 401),
     "the info": (lambda d, s, e, b: d.cuStreamGetCaptureInfo(s), 0),
     "the status": (lambda d, s, e, b: d.cuStreamIsCapturing(s), 0),

@@ -183,16 +183,46 @@ def other_context(driver: Any) -> Any:
     ok(driver.cuCtxDestroy(made))
 
 
-def test_a_new_thread_has_no_context(driver):
+#: What needs a current context, and what does not; S a stream, E an event, G a graph.
+WITHOUT_CONTEXT = {
+    ("cuStreamCreate", 1): 201,
+    ("cuEventCreate", 2): 201,
+    ("cuMemAlloc", 64): 201,
+    ("cuMemGetInfo",): 201,
+    ("cuCtxSynchronize",): 201,
+    ("cuCtxGetDevice",): 201,
+    ("cuCtxPopCurrent",): 201,
+    ("cuStreamIsCapturing", 0): 201,
+    ("cuStreamQuery", 0): 201,
+    ("cuGraphInstantiate", "G", 0): 201,
+    ("cuStreamQuery", "S"): 0,
+    ("cuStreamSynchronize", "S"): 0,
+    ("cuStreamIsCapturing", "S"): 0,
+    ("cuStreamGetCaptureInfo", "S"): 0,
+    ("cuStreamGetFlags", "S"): 0,
+    ("cuStreamGetCtx", "S"): 0,
+    ("cuEventQuery", "E"): 0,
+    ("cuEventSynchronize", "E"): 0,
+    ("cuEventRecord", "E", "S"): 0,
+    ("cuStreamWaitEvent", "S", "E", 0): 0,
+    ("cuGraphGetNodes", "G", 0): 0,
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_CONTEXT, ids=lambda call: "-".join(map(str, call)))
+def test_a_new_thread_has_no_context_and_some_calls_need_none(driver, stream, events, graph, call):
+    name, *given = call
+    things = {"S": stream, "E": events[0], "G": graph}
     seen: list[int] = []
 
     def other() -> None:
-        seen.extend((int(ok(driver.cuCtxGetCurrent())), code(driver.cuStreamCreate(1))))
+        seen.append(int(ok(driver.cuCtxGetCurrent())))
+        seen.append(code(getattr(driver, name)(*(things.get(each, each) for each in given))))
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert seen == [0, 201]
+    assert seen == [0, WITHOUT_CONTEXT[call]]
 
 
 def test_destroying_the_current_context_uncovers_the_one_below(driver):
@@ -216,7 +246,9 @@ def test_an_event_of_a_destroyed_context_is_neither_recorded_nor_measured(driver
     event = ok(driver.cuEventCreate(0))
     ok(driver.cuCtxDestroy(context))
     assert code(driver.cuEventRecord(event, stream)) == 709
+    assert code(driver.cuStreamWaitEvent(stream, event, 0)) == 709
     assert code(driver.cuEventElapsedTime(event, event)) == 709
+    assert code(driver.cuEventDestroy(event)) == 709
 
 
 def test_a_synchronise_of_one_context_spares_captures_in_another(driver, stream):

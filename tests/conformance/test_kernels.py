@@ -270,10 +270,10 @@ def test_a_node_needs_a_kernel_and_its_arguments(driver, kernels, graph):
 def test_what_a_getter_gave_can_be_set_in_an_executable(
     driver, kernels, graph, instantiate, stream, buffer
 ):
-    one, two = (
-        ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel_params(driver, kernels.add, *each)))
-        for each in ((buffer, 5), (buffer + 4, 6))
-    )
+    params = kernel_params(driver, kernels.add, buffer, 5)
+    one = ok(driver.cuGraphAddKernelNode(graph, None, 0, params))
+    params = kernel_params(driver, kernels.add, buffer + 4, 6)
+    two = ok(driver.cuGraphAddKernelNode(graph, [one], 1, params))
     executable = instantiate(graph)
     ok(driver.cuGraphExecKernelNodeSetParams(executable, one, shown(driver, two)))
     ok(driver.cuGraphLaunch(executable, stream))

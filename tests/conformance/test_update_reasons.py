@@ -219,7 +219,10 @@ CASES: dict[str, Case] = {
     "unified no more": Case(lambda b: b.copy(kinds="UU"), lambda b: b.copy(), PARAMETERS, 0),
     "two rows now": Case(lambda b: b.copy(), lambda b: b.copy(rows=2), PARAMETERS, 0),
     "one row again": Case(lambda b: b.copy(rows=2), lambda b: b.copy(), PARAMETERS, 0),
-    "the same two rows": Case(lambda b: b.copy(rows=2), lambda b: b.copy(rows=2), PARAMETERS, 0),
+    "the same two rows": Case(lambda b: b.copy(rows=2), lambda b: b.copy(rows=2)),
+    "two rows elsewhere": Case(
+        lambda b: b.copy(rows=2), lambda b: b.copy(512, rows=2), PARAMETERS, 0
+    ),
     # graphs inside
     "the same child": Case(
         lambda b: b.child(lambda c: c.fill()), lambda b: b.child(lambda c: c.fill(value=3))

@@ -128,9 +128,13 @@ class Captures:
             if any(s.blocking and s.context is context for s in capture.streams)
         ]
 
+    def is_sound(self, stream: Stream) -> bool:
+        """Whether the stream's capture has not been invalidated."""
+        return stream.capture is None or stream.capture.status != INVALIDATED
+
     def guard_valid(self, stream: Stream) -> None:
         """At new work: a stream of an invalidated capture takes none."""
-        if stream.capture is not None and stream.capture.status == INVALIDATED:
+        if not self.is_sound(stream):
             raise Refusal(INVALID)
 
     def conflict(self, stream: Stream) -> None:

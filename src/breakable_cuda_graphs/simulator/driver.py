@@ -81,7 +81,9 @@ class SimulatedDriver(
         self.streams = Streams(self.world, self.contexts, self.memory)
         self.captures = self.streams.captures = Captures(self.world, self.graphs, self.streams)
         self.structs = Structs(self.contexts, self.streams)
-        self.execs = Execs(self.world, self.graphs, self.memory, random.Random(self.seed))
+        self.execs = Execs(
+            self.world, self.contexts, self.graphs, self.memory, random.Random(self.seed)
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Types, enums and constants are the bindings' own; functions that are not here are not."""

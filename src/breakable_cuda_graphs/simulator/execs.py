@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from .contexts import Contexts
 from .graphs import BODY_KINDS, Graph, Graphs, Node
 from .memory import Memory
 from .nodes import (
@@ -123,8 +124,16 @@ class Exec:
 class Execs:
     """All executables of one driver."""
 
-    def __init__(self, world: World, graphs: Graphs, memory: Memory, rng: random.Random) -> None:
+    def __init__(
+        self,
+        world: World,
+        contexts: Contexts,
+        graphs: Graphs,
+        memory: Memory,
+        rng: random.Random,
+    ) -> None:
         self.world = world
+        self.contexts = contexts
         self.graphs = graphs
         self.memory = memory
         self.rng = rng
@@ -134,6 +143,7 @@ class Execs:
 
     def instantiate(self, graph: Graph, flags: int) -> Exec:
         """A new executable; refuses with (result, node) for InstantiateWithParams to show."""
+        self.contexts.current()
         self._check(graph, flags)
         copy = self.graphs.copy(graph)
         copy.lent = True
@@ -255,7 +265,7 @@ class Execs:
         twin = self.twin(executable, node)
         rules = Rules(self.memory, executable.flags)
         new = keep_attributes(twin.work, work)
-        if new != twin.work and rules.refusal(twin.work, new) != DONE:
+        if rules.refusal(twin.work, new) != DONE:
             raise Refusal(INVALID_VALUE)
         twin.replace(new)
 

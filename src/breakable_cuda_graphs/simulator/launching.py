@@ -121,6 +121,8 @@ class LaunchCalls(Calls):
             raise Refusal(INVALID_VALUE)
         if size:
             work = Memcpy(destination, source, size, context=context or stream.context.address)
+            if stream.capture is not None and not self.structs.copy_fits(work):
+                raise Refusal(INVALID_VALUE)
             self.streams.submit(stream, work)
 
     def _synchronous(self) -> Stream:

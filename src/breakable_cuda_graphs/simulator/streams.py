@@ -46,6 +46,8 @@ EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
 
+UNSUPPORTED = 900
+
 
 @dataclass(eq=False)
 class Stream:
@@ -238,19 +240,28 @@ class StreamCalls(Calls):
 
     @call(1)
     def cuStreamGetFlags(self, hStream: Handle) -> int:
-        return self.streams.get(hStream).flags
+        stream = self.streams.get(hStream)
+        self.captures.conflict(stream)  # odd, and so on a device in every mode
+        return stream.flags
 
     @call(1)
     def cuStreamGetId(self, hStream: Handle) -> int:
-        return self.streams.get(hStream).identity
+        stream = self.streams.get(hStream)
+        if stream.capture is not None and not self.captures.is_sound(stream):
+            raise Refusal(UNSUPPORTED)
+        return stream.identity
 
     @call(1)
     def cuStreamGetPriority(self, hStream: Handle) -> int:
-        return self.streams.get(hStream).priority
+        stream = self.streams.get(hStream)
+        self.captures.guard_valid(stream)
+        return stream.priority
 
     @call(1)
     def cuStreamGetCtx(self, hStream: Handle) -> Any:
-        return self.streams.get(hStream).context.handle
+        stream = self.streams.get(hStream)
+        self.captures.guard_valid(stream)
+        return stream.context.handle
 
     @call(1)
     def cuStreamGetDevice(self, hStream: Handle) -> Any:
@@ -281,7 +292,7 @@ class StreamCalls(Calls):
         stream = self.streams.usable(hStream)
         if stream.capture is not None and not as_int(hEvent):
             self.captures.invalidate(stream.capture)
-        event = self.streams.events.get(hEvent)
+        event = self.streams.event(hEvent)
         if int(Flags) == EXTERNAL:
             if stream.capture is None:
                 raise Refusal(ILLEGAL_STATE)
@@ -308,7 +319,9 @@ class StreamCalls(Calls):
         event = self.streams.events.find(hEvent)
         if event is not None:
             self.captures.guard_release(f"event {event.address:#x}", refuse=False)
-        self.streams.events.release(hEvent)
+        gone = self.streams.events.release(hEvent)
+        if not self.contexts.is_live(gone.context):
+            raise Refusal(CONTEXT_IS_DESTROYED)
 
     @call()
     def cuEventRecord(self, hEvent: Handle, hStream: Handle) -> None:

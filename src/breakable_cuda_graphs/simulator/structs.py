@@ -138,9 +138,14 @@ class Structs:
         ends = (work.destination, work.source)
         if work.height > 1 and any(place.pitch < work.width for place in ends):
             raise Refusal(INVALID_VALUE)
-        if not all(self._fits(place.row(0, 0), work.extent(place)) for place in ends):
+        if not self.copy_fits(work):
             raise Refusal(INVALID_VALUE)
         return work
+
+    def copy_fits(self, work: Memcpy) -> bool:
+        """Whether both ends of a copy stay inside of the blocks that they begin in."""
+        ends = (work.destination, work.source)
+        return all(self._fits(place.row(0, 0), work.extent(place)) for place in ends)
 
     def node_memcpy(self, params: Any, ctx: Handle = 0) -> Memcpy:
         """The same for a node, which has to copy something."""

@@ -67,6 +67,8 @@ class Rules:
         """Why an executable's node cannot change so, as CUgraphExecUpdateResult; 0 if it can."""
         if isinstance(old, Kernel) and isinstance(new, Kernel):
             return self._kernel(old, new)
+        if old == new:
+            return DONE
         if isinstance(old, Memcpy) and isinstance(new, Memcpy):
             return self._memcpy(old, new)
         if isinstance(old, Memset) and isinstance(new, Memset):
