@@ -297,8 +297,8 @@ class Block:
         """Put everything back. What goes wrong here is only noted on an error that is on its way."""
         try:
             problems = self.put_back(failed)
-            if self._is_open:
-                problems += self.put_back()
+            if problems:  # what was in the way may be gone: memory, say
+                self.put_back(failed)
         except BaseException:  # an interrupt: once more, from the first step on
             self.put_back()
             raise

@@ -178,6 +178,7 @@ class _Counter:
             self.generator.set_state(self._before)
         elif self._captured and self.generator.initial_seed() == self._seed:
             self.view.set_offset(max(0, self.view.get_offset() - self._captured))
+            self._captured = 0  # an end may be gone through again
 
 
 def _offset_inside(generator: Any) -> int:
