@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, force_no_graph, no_graph
+from breakable_cuda_graphs._driver import release
 from breakable_cuda_graphs.distributed import capture_together, compare
 from ranks import end_here, told
 
@@ -177,6 +178,7 @@ def nccl(rank: int, world: int) -> dict[str, Any]:
     del seq
     kept.clear()
     torch.cuda.synchronize()
+    report["left"] = [release.open_captures(), release.drain()]
     report["destroy_process_group"] = end_of_group(rank)
     if report["destroy_process_group"] == "hangs":
         end_here(rank, report)

@@ -134,6 +134,7 @@ def test_no_part_of_the_program_ended_early(nccl: Any, part: str) -> None:
 def test_a_process_group_ends_once_the_sequences_are_reset(nccl: Any) -> None:
     for report in nccl:
         assert report["at last"] < TOLERANCE
+        assert report["left"] == [0, 0], "captures open, releases queued"
         assert report["destroy_process_group"] == "at once"
 
 
