@@ -127,13 +127,12 @@ def a_stream() -> Iterator[Any]:
 def wait(waiting: Any, earlier: Any) -> None:
     """One stream waits for what is in another, as torch's `wait_stream` does."""
     driver = bindings.current()
-    event = driver.cuEventCreate(2)
-    try:
-        with release.relaxed_thread():
+    with release.relaxed_thread():
+        event = driver.cuEventCreate(2)
+        try:
             driver.cuEventRecord(event, earlier)
             driver.cuStreamWaitEvent(waiting, event, 0)
-    finally:
-        with release.relaxed_thread():
+        finally:
             driver.cuEventDestroy(event)
 
 

@@ -38,8 +38,8 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
         raise errors.graph_of_other_device()
     sequence._ensure_pool(framework)
     plan = sequence._plan
-    sequence._begin_capture(graph)
     try:
+        sequence._begin_capture(graph)
         segment = GraphSegment._of_graph(len(sequence._segments), graph)
         segment._belong(sequence)
         driver = framework.driver
@@ -47,7 +47,7 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
             sequence._commit(framework, [segment])
     except BaseException:
         if sequence._finish_commit() or sequence._captured_by is not graph:
-            raise  # an interrupt came too late
+            raise  # it never began, or an interrupt came too late
         # The segments of before are whole, and so is the graph: both go on as they were.
         template.is_open, template.shown = before
         sequence._captured_by, sequence._plan = None, plan

@@ -32,15 +32,15 @@ def hold(driver: bindings.Driver, graph: Any, thing: object) -> None:
     signal = (ctypes.addressof(semaphore), bindings.types.CUhostFn(destructor))
     flags = bindings.types.CUuserObject_flags(_NO_DESTRUCTOR_SYNC)
     held, owner = (semaphore, thing), None
-    with _lock:
-        _held.append(held)
     try:
+        with _lock:
+            _held.append(held)
         owner = driver.cuUserObjectCreate(*signal, 1, flags)
         driver.cuGraphRetainUserObject(graph, owner, 1, _MOVE)
     except BaseException:
         if owner is None:
             with _lock:
-                _held.remove(held)
+                _held[:] = [pair for pair in _held if pair is not held]
         else:
             driver.cuUserObjectRelease(owner, 1)  # raises the semaphore too, and `sweep` lets go
         raise
