@@ -51,16 +51,14 @@ class _Known:
 
     def owner(self, address: int) -> Found | None:
         """The living storage that an address lies in."""
-        at = bisect.bisect_right(self._starts, address) - 1
-        if at < 0:
-            return None
-        start = self._starts[at]
-        end, reference, kind = self._entries[start]
-        storage = reference()
-        if storage is None or storage.data_ptr() != start:
-            del self._starts[at], self._entries[start]
-            return self.owner(address)
-        return Found(start, storage, kind, kind[2] == "cpu") if address < end else None
+        while at := bisect.bisect_right(self._starts, address):  # thousands may have died since
+            start = self._starts[at - 1]
+            end, reference, kind = self._entries[start]
+            storage = reference()
+            if storage is not None and storage.data_ptr() == start:
+                return Found(start, storage, kind, kind[2] == "cpu") if address < end else None
+            del self._starts[at - 1], self._entries[start]
+        return None
 
 
 _known: dict[int, _Known] = {}
