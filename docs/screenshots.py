@@ -2,8 +2,7 @@
 
 The hard problem: a page is a picture only in a browser, and the figures on it are worth showing only if
 they are a device's. So the report of a run on an H200 is kept (`docs/screenshots/decoder.json`), and what
-the guide shows of it is made anew from that. It was written before the time of the marks was taken out of
-the rows; that was done afterwards, from its own figures and by the library's rule.
+the guide shows of it is made anew from that.
 """
 
 from __future__ import annotations
