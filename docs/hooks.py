@@ -22,6 +22,9 @@ OUTSIDE = {"README.md": "readme.md", "DESIGN.md": "design.md"}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
+#: Links to files of the repository that are no pages: the site shows their text only.
+_BESIDE = re.compile(r"\[([^\]]+)\]\(\.\./(?:examples|tests)[^)\s]*\)")
+
 
 def on_files(files: Files, config: Any) -> Files:
     """The files of the site, and the two that lie outside."""
@@ -32,8 +35,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The guides' links to the two."""
-    return _LINK.sub(_from_docs, markdown)
+    """The guides' links to the two; of links to other files beside docs/, the text."""
+    return _LINK.sub(_from_docs, _BESIDE.sub(r"\1", markdown))
 
 
 def _from_root(link: re.Match[str]) -> str:

@@ -65,7 +65,7 @@ def main() -> int:
             if finding.advice:
                 print(f"        -> {finding.advice}")
     print(f"\nRun on a device: {RUN_ON_A_DEVICE}.")
-    print(f"By reading only: {ONLY_READ}.")
+    print(f"On a device not run, only read: {ONLY_READ}.")
     return 1 if is_bad else 0
 
 
