@@ -8,6 +8,7 @@ block of its own thread.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from types import CodeType, FrameType
@@ -83,7 +84,8 @@ def sweep() -> None:
     """
     for each in tuple(unfinished):
         if each.is_abandoned and each.thread == threading.get_ident() and not each.is_at_work():
-            each.put_back()
+            with contextlib.suppress(Exception):  # it is tried again; other work goes on meanwhile
+                each.put_back()
 
 
 def is_running(thing: object, work: frozenset[CodeType]) -> bool:

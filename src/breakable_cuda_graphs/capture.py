@@ -272,11 +272,12 @@ class Block:
                 raise errors.left_on_another_thread()
             return
         try:
-            self._come_home()
             if error is not None:
-                with contextlib.suppress(Exception):  # advice must not take the error's place
+                with contextlib.suppress(Exception):  # neither may take the error's place
+                    self._come_home()
                     self._advise(error)
             else:
+                self._come_home()
                 self._raise_poison()
                 self._end_segment(_END)
                 if self.before_commit is not None:

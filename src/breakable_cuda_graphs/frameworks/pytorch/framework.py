@@ -162,8 +162,8 @@ class TorchSession:
             ended = books.end()
             child = ended.graph.value if ended.graph and draw and problem is None else None
             books.close(child)
-            self._closed()
             draws.ended()
+            self._closed()
             draws.closed(used)
         if child is None:
             self.pool.take_shell(books.shell)
@@ -173,8 +173,8 @@ class TorchSession:
     def _end_by_torch(self, books: Books, draws: Draws, used: list[int]) -> base.Captured:
         """A graph that cannot be a child (conditional nodes): torch's own end has to keep it."""
         raw = types.CUgraph(books.end_by_torch())
-        self._closed()
         draws.ended()
+        self._closed()
         draws.closed(used)
         self.uses_workspace = True  # not looked into
         runner = draws.runner(books.shell, used)

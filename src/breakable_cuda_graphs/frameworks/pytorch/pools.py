@@ -159,15 +159,18 @@ class _Remains:
 
     def __call__(self) -> None:
         self._mark.wait()
-        if self._stream is not None:
-            capture_streams.give_back(self._stream)
-        if self._anchor is not None:
+        # Each goes once: after an interrupt this is called again. One lost in between is lost.
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            capture_streams.give_back(stream)
+        anchor, self._anchor = self._anchor, None
+        if anchor is not None:
             if self._is_users:
-                _dormant[self._identity] = self._anchor
+                _dormant[self._identity] = anchor
                 release_dormant()
             else:
-                self._anchor.reset()
-        self._stream = self._anchor = self._keep = None
+                anchor.reset()
+        self._keep = None
 
 
 _dormant: dict[tuple[int, int], Any] = {}  # id of the user's -> the anchor of its pool

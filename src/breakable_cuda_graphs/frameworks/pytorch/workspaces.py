@@ -37,11 +37,11 @@ _thread = _Thread()
 def make(device: int, stream: Any) -> None:
     """Make cuBLAS ready for captures on a stream.
 
-    Products of two by two run on the stream, eagerly: the first product of a process cannot happen in
-    a capture. With gradients on, autograd's thread, whose handles are its own, runs some too; but not
-    inside another capture, which that thread's calls might kill. What they allocate on this stream goes
-    to its workspace pool. For each block anew one product tells whether somebody has cleared all
-    workspaces since the last: then it has to allocate.
+    Products of two by two run on the stream, eagerly and for each block anew: the first product of a
+    process cannot happen in a capture, and somebody may have cleared all workspaces since the last
+    block, of which a warm-up may have made some again. With gradients on, autograd's thread, whose
+    handles are its own, runs some too; but not inside another capture, which that thread's calls might
+    kill. What they allocate on this stream goes to its workspace pool.
     """
     handle = int(stream.cuda_stream)
     grad = torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()
@@ -50,11 +50,9 @@ def make(device: int, stream: Any) -> None:
     is_known = (handle, grad) in _thread.known
     # No function mode is to see this: an outer block's would take it for work that it misses.
     with torch._C.DisableTorchFunction(), torch.cuda.stream(stream), torch.inference_mode(False):
-        factor = _factor(device)
         torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
         try:
-            if not (is_known and _are_there(device, factor)):
-                _products(device, grad)
+            _products(device, grad)
         finally:
             torch._C._cuda_endAllocateToPool(device, pool)
     if not is_known:
@@ -67,28 +65,6 @@ def make_first(device: int, stream: Any) -> None:
     if int(stream.cuda_stream) not in _pools and not torch.cuda.is_current_stream_capturing():
         with torch.enable_grad():
             make(device, stream)
-
-
-_factors: dict[int, Any] = {}  # device -> a small matrix, in ordinary memory
-
-
-def _factor(device: int) -> Any:
-    if device not in _factors:
-        _factors[device] = torch.zeros(2, 2, device=f"cuda:{device}")
-    return _factors[device]
-
-
-def _are_there(device: int, factor: Any) -> bool:
-    """Whether the workspaces of this thread on the current stream are: one product finds its own."""
-    before = _allocations(device)
-    with torch.no_grad(), torch.autocast("cuda", enabled=False):
-        torch.mm(factor, factor, out=factor)
-    return _allocations(device) == before
-
-
-def _allocations(device: int) -> int:
-    """How often the allocator has given out memory of a device."""
-    return int(torch._C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
 
 
 def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
