@@ -292,6 +292,8 @@ class Block:
     def _commit(self) -> None:
         """All segments have been captured: make what replays them."""
         with release.relaxed_thread():
+            # From the commit on another thread may replay: it has to wait for what the breaks did.
+            self._pool.mark.record(self._handle, self.stream)
             self.sequence._commit(self.framework, self._segments)
 
     def _end(self, failed: bool, error: BaseException | None) -> None:

@@ -528,8 +528,8 @@ def other_thread(segment: int, where: str, mode: str) -> CaptureError:
 
 def left_on_another_thread() -> CaptureError:
     return CaptureError(
-        "a breakable_graph block was left on another thread than it was entered on: its capture is "
-        "given up, and ended when the library is next used on the thread that began it"
+        "a capture was left on another thread than it was entered on: it is given up, and ended when "
+        "the library is next used on the thread that began it"
     )
 
 

@@ -92,6 +92,10 @@ class Recording:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.is_abandoned = True
+        if threading.get_ident() != self.thread:  # what is that thread's own, it has to put back
+            if error is None:
+                raise errors.left_on_another_thread()
+            return
         enclosed = self._enclosed
         assert enclosed is not None
         try:
@@ -102,9 +106,11 @@ class Recording:
                 else:
                     self._end(enclosed)
             blocks.unfinished.discard(self)
-        except BaseException:
-            self.put_back()
-            raise
+        except BaseException as problem:
+            if error is None or not isinstance(problem, Exception):
+                self.put_back()
+                raise
+            error.add_note(errors.while_closing(problem))  # the body's own error is the one to see
         release.drain()
 
     def is_at_work(self) -> bool:

@@ -174,3 +174,69 @@ def test_an_interrupt_in_the_end_of_a_block_is_made_good_at_once(
     assert blocks.open_blocks == ()
     assert blocks.unfinished == set()
     assert tensors.current_stream() == 0
+
+
+@pytest.mark.parametrize("error", [None, Boom()])
+def test_a_recording_that_is_left_on_another_thread_says_so(device: Any, error: Any) -> None:
+    recording = Graph().capture()
+    recording.__enter__()
+    leave = lambda: recording.__exit__(type(error) if error else None, error, None)  # noqa: E731
+    if error is None:
+        with pytest.raises(CaptureError, match="another thread"):
+            in_thread(leave)
+    else:
+        in_thread(leave)  # the error that is on its way is the one to see
+    capture(lambda: torch.ones(2) + 1)
+    assert_nothing_open(device)
+
+
+def test_the_bodys_error_stays_when_the_way_back_fails(device: Any, monkeypatch: Any) -> None:
+    from breakable_cuda_graphs.capture import Block
+
+    def fail(block: Any) -> None:
+        raise RuntimeError("the context is gone")
+
+    boom = Boom()
+    with pytest.raises(Boom) as info, breakable_graph(CUDAGraphSequence()):
+        monkeypatch.setattr(Block, "_come_home", fail)
+        raise boom
+    assert info.value is boom
+    monkeypatch.undo()
+    assert_nothing_open(device)
+
+
+def test_a_recordings_error_stays_when_its_end_fails(device: Any, monkeypatch: Any) -> None:
+    from breakable_cuda_graphs.frameworks.enclosed import Enclosed
+
+    def fail(enclosed: Any) -> None:
+        raise RuntimeError("the context is gone")
+
+    boom = Boom()
+    with pytest.raises(Boom) as info, Graph().capture():
+        monkeypatch.setattr(Enclosed, "abandon", fail)
+        raise boom
+    assert info.value is boom
+    assert "the context is gone" in info.value.__notes__[-1]
+    CUDAGraphSequence().replay()  # what cannot be ended is not in the way
+    monkeypatch.undo()
+    capture(lambda: torch.ones(2) + 1)
+    assert_nothing_open(device)
+
+
+def test_who_may_replay_waits_for_what_the_captures_breaks_did(
+    device: Any, monkeypatch: Any
+) -> None:
+    """The mark is there before the plan is: another thread may be waiting to replay."""
+    seen: list[int] = []
+    commit = CUDAGraphSequence._commit
+
+    def look(sequence: Any, *rest: Any) -> None:
+        seen.append(sequence._pool.mark._stream)
+        commit(sequence, *rest)
+
+    monkeypatch.setattr(CUDAGraphSequence, "_commit", look)
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        bump(torch.ones(2) * 2)
+    assert seen != [-1]
+    seq.reset()

@@ -129,8 +129,9 @@ class Draws:
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
-        for counter in self._counters:
-            counter.finish(failed)
+        with self.lock:  # a replay of another thread may be drawing
+            for counter in self._counters:
+                counter.finish(failed)
 
 
 class _Counter:
