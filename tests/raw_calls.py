@@ -123,3 +123,15 @@ def launch_kernel(driver: Any, kernel: Any, stream: Any, *values: Any) -> None:
     """cuLaunchKernel with one thread."""
     arguments = (values, kernel.parameters) if kernel.parameters else 0
     ok(driver.cuLaunchKernel(kernel.handle, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
+
+
+def arguments(driver: Any, params: Any) -> list[bytes]:
+    """The bytes behind `kernelParams`, read as one reads them from the driver."""
+    found, index = [], 0
+    while True:
+        number, _, size = driver.cuFuncGetParamInfo(params.func, index)
+        if int(number):
+            return found
+        cell = ctypes.c_void_p.from_address(int(params.kernelParams) + 8 * index)
+        found.append(ctypes.string_at(cell.value or 0, size))
+        index += 1

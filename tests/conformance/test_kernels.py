@@ -10,6 +10,7 @@ import pytest
 
 from raw_calls import (
     INVALIDATED,
+    arguments,
     begin,
     code,
     kernel_params,
@@ -188,18 +189,6 @@ def test_a_launch_that_cannot_be_understood_does_not(driver, kernels, stream, wh
 
 
 # ---------------------------------------------------------------- nodes
-
-
-def arguments(driver: Any, params: Any) -> list[bytes]:
-    """The bytes behind `kernelParams`, read as one reads them from the driver."""
-    found, index = [], 0
-    while True:
-        number, _, size = driver.cuFuncGetParamInfo(params.func, index)
-        if int(number):
-            return found
-        cell = ctypes.c_void_p.from_address(int(params.kernelParams) + 8 * index)
-        found.append(ctypes.string_at(cell.value or 0, size))
-        index += 1
 
 
 def shown(driver: Any, node: Any) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from typing import Any
 
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedKernel, current_launch
-from raw_calls import begin, code, kernel_params, launch, launch_kernel, nodes, ok, words
+from raw_calls import arguments, begin, code, kernel_params, launch, launch_kernel, nodes, ok, words
 
 
 def add(address: int, value: int) -> None:
@@ -20,18 +19,6 @@ def add(address: int, value: int) -> None:
 def adder() -> SimulatedKernel:
     """Adds a 32-bit value to a word."""
     return SimulatedKernel(add, (ctypes.c_void_p, ctypes.c_uint32))
-
-
-def arguments(driver: Any, params: Any) -> list[bytes]:
-    """The bytes behind `kernelParams`, read as one reads them from the driver."""
-    found, index = [], 0
-    while True:
-        number, _, size = driver.cuFuncGetParamInfo(params.func, index)
-        if int(number):
-            return found
-        cell = ctypes.c_void_p.from_address(int(params.kernelParams) + 8 * index)
-        found.append(ctypes.string_at(cell.value or 0, size))
-        index += 1
 
 
 def test_an_eager_launch_runs_at_once(driver_module, adder, stream, buffer):

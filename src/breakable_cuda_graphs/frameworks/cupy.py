@@ -23,10 +23,10 @@ from .._driver.bindings import Driver, types
 from .._driver.capturing import Status
 from .._driver.ordering import CompletionMark
 from . import base
-from .interfaces import home
+from .interfaces import ArraysAtHome
 
 
-class CupyArrays:
+class CupyArrays(ArraysAtHome):
     """`cupy.ndarray` as argument and result of breaks."""
 
     def __init__(self, cupy: Any) -> None:
@@ -39,40 +39,17 @@ class CupyArrays:
         """Of a subclass only the object itself is enough."""
         return type(value) is self._cupy.ndarray
 
-    def alias(self, value: Any) -> Any:
-        """The same memory, type, shape and strides; keeps nothing."""
-        return self.moved(value, 0, 0, 0)
-
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
         cuda, address = self._cupy.cuda, value.data.ptr + shift
         memory = cuda.UnownedMemory(address, value.nbytes, None, value.device.id)
         pointer = cuda.MemoryPointer(memory, 0)
         return self._cupy.ndarray(value.shape, value.dtype, pointer, value.strides)
 
-    def detached(self, value: Any) -> Any:
-        return value
-
-    def storage(self, value: Any) -> tuple[int, int, Any]:
-        found = home(value)
-        assert found is not None
-        return found.address, found.nbytes, found.storage
-
-    def keeper(self, value: Any) -> Any:
-        found = home(value)
-        assert found is not None
-        return found.keeper
-
     def place(self, value: Any) -> tuple[Any, ...]:
         return int(value.data.ptr), tuple(value.strides)
 
     def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
         return str(value.dtype), tuple(value.shape), f"cuda:{value.device.id}"
-
-    def history(self, value: Any) -> Any:
-        return None
-
-    def requires_grad(self, value: Any) -> bool:
-        return False
 
     def new_buffer(self, value: Any) -> Any:
         return self._cupy.empty_like(value)  # order "K": the strides too

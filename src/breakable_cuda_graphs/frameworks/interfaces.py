@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -148,10 +149,48 @@ def _of_numba(value: Any) -> Home | None:
     return Home(int(owner.device_pointer), int(owner.size), storage, value)
 
 
+# ---------------------------------------------------------------- what arrays have in common
+
+
+class ArraysWithoutHistory:
+    """Arrays of a library that has no autograd."""
+
+    def detached(self, value: Any) -> Any:
+        return value
+
+    def history(self, value: Any) -> Any:
+        return None
+
+    def requires_grad(self, value: Any) -> bool:
+        return False
+
+
+class ArraysAtHome(ArraysWithoutHistory, ABC):
+    """Arrays whose memory `home` knows, and of which an alias can be made."""
+
+    @abstractmethod
+    def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
+        """See `Arrays.moved`."""
+
+    def alias(self, value: Any) -> Any:
+        """The same memory, type, shape and strides; keeps nothing."""
+        return self.moved(value, 0, 0, 0)
+
+    def storage(self, value: Any) -> tuple[int, int, Any]:
+        found = home(value)
+        assert found is not None
+        return found.address, found.nbytes, found.storage
+
+    def keeper(self, value: Any) -> Any:
+        found = home(value)
+        assert found is not None
+        return found.keeper
+
+
 # ---------------------------------------------------------------- arrays that only their type knows
 
 
-class ForeignArrays:
+class ForeignArrays(ArraysWithoutHistory):
     """Objects with `__cuda_array_interface__` of a library that is not known here.
 
     Nobody but that library can make another one, so a break is given the very object again, and the
@@ -170,9 +209,6 @@ class ForeignArrays:
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
         raise NotImplementedError  # never asked: `can_alias` says no
 
-    def detached(self, value: Any) -> Any:
-        return value
-
     def storage(self, value: Any) -> tuple[int, int, Any]:
         interface = interface_of(value)
         assert interface is not None
@@ -190,12 +226,6 @@ class ForeignArrays:
         interface = interface_of(value)
         assert interface is not None
         return interface["typestr"], tuple(interface["shape"]), "cuda"
-
-    def history(self, value: Any) -> Any:
-        return None
-
-    def requires_grad(self, value: Any) -> bool:
-        return False
 
     def new_buffer(self, value: Any) -> Any:
         raise NotImplementedError

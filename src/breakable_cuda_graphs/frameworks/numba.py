@@ -20,10 +20,10 @@ from .._driver.bindings import Driver, types
 from .._driver.capturing import Status
 from ..streams import as_handle
 from . import base
-from .interfaces import home
+from .interfaces import ArraysAtHome
 
 
-class NumbaArrays:
+class NumbaArrays(ArraysAtHome):
     """`numba.cuda`'s device arrays as arguments and results of breaks."""
 
     def __init__(self, cuda: Any, framework: base.Framework) -> None:
@@ -37,40 +37,17 @@ class NumbaArrays:
         """Mapped and managed arrays are host memory too: only the object itself is enough."""
         return type(value) is self._type
 
-    def alias(self, value: Any) -> Any:
-        """The same memory, type, shape and strides; keeps nothing."""
-        return self.moved(value, 0, 0, 0)
-
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
         interface = dict(value.__cuda_array_interface__)
         address, read_only = interface["data"]
         interface.update(data=(address + shift, read_only), stream=None)
         return self._cuda.from_cuda_array_interface(interface, owner=None, sync=False)
 
-    def detached(self, value: Any) -> Any:
-        return value
-
-    def storage(self, value: Any) -> tuple[int, int, Any]:
-        found = home(value)
-        assert found is not None
-        return found.address, found.nbytes, found.storage
-
-    def keeper(self, value: Any) -> Any:
-        found = home(value)
-        assert found is not None
-        return found.keeper
-
     def place(self, value: Any) -> tuple[Any, ...]:
         return _address(value), tuple(value.strides)
 
     def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
         return str(value.dtype), tuple(value.shape), "cuda"
-
-    def history(self, value: Any) -> Any:
-        return None
-
-    def requires_grad(self, value: Any) -> bool:
-        return False
 
     def new_buffer(self, value: Any) -> Any:
         _require_dense(value)

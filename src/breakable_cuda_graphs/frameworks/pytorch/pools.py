@@ -22,7 +22,7 @@ from ..._driver.handles import EventHandle
 from ..._driver.ordering import CompletionMark
 from . import capture_streams, workspaces
 from .capture_streams import CaptureStream
-from .snapshots import snapshot
+from .snapshots import ranges, snapshot
 
 
 class PoolHandle(tuple[int, int]):
@@ -119,11 +119,9 @@ class TorchPool:
 
     def look(self) -> None:
         """Read the pool's segments from the allocator (a quarter of a millisecond)."""
-        self._ranges = [
-            (segment["address"], segment["address"] + segment["total_size"])
-            for segment in snapshot(self.identity)
-            if segment["device"] == self.device
-        ]
+        self._ranges = ranges(
+            segment for segment in snapshot(self.identity) if segment["device"] == self.device
+        )
 
     def nbytes(self) -> int:
         """What the allocator has reserved for the pool, in bytes."""

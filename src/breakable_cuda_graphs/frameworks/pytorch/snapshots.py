@@ -7,7 +7,7 @@ ordinary objects, freed while the id still holds them: the process crashes much 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
         release.leak(number)  # what the call is going to take
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool)
     return segments
+
+
+def ranges(segments: Iterable[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Where segments begin and end."""
+    return [(each["address"], each["address"] + each["total_size"]) for each in segments]
 
 
 def blocks_in_use(device: int) -> set[int]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ... import errors
-from .snapshots import snapshot
+from .snapshots import ranges, snapshot
 
 _pools: dict[int, tuple[int, int]] = {}  # capture stream -> its workspace pool
 _ranges: dict[int, list[tuple[int, int]]] = {}
@@ -69,7 +69,7 @@ def make_first(device: int, stream: Any) -> None:
 
 def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
     segments = snapshot(pool)
-    _ranges[handle] = [(s["address"], s["address"] + s["total_size"]) for s in segments]
+    _ranges[handle] = ranges(segments)
     if is_new and not any(segment["active_size"] for segment in segments):
         # The stream, one of the user's, had its workspace already, in memory of others.
         warnings.warn(errors.WORKSPACE_ELSEWHERE, errors.WorkspaceWarning, stacklevel=8)
