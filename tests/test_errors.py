@@ -54,6 +54,9 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     "two_captures_draw": ((), CaptureError, {}, "random|one after the other|break"),
     "left_on_another_thread": ((), CaptureError, {}, "another thread|next used"),
     "draw_during_capture": ((), ReplayError, {}, "random|Replay when"),
+    "allocator_without_pools": (
+        ("cudaMallocAsync",), CaptureError, {}, "cudaMallocAsync|private pools|PYTORCH_CUDA_ALLOC_CONF",
+    ),
     "pool_of_other_device": ((0, 1), ValueError, {}, "cuda:0|cuda:1"),
     "stale_input": (
         ("float32 [2]", "argument 0 of f"),

@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import blocks
+from ._driver.threads import Home
 from .journals import Page, of_block, open_recordings
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class StackRecorder:
 
     def __init__(self, block: Block) -> None:
         self._block = block
+        self._home = Home()
         self._previous: Any = None
         self._line: Line = ()
         self._segment, self._count = -1, 0
@@ -91,7 +93,8 @@ class StackRecorder:
 
     def stop(self) -> None:
         """Note what the last line has added, and trace no more."""
-        sys.settrace(self._previous)
+        if self._home.is_here():
+            sys.settrace(self._previous)
         for frame, before in self._frames:
             frame.f_trace = before
         self._frames.clear()

@@ -12,25 +12,45 @@ import contextlib
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from ._driver import contexts
+from ._driver.bindings import Driver
+from ._driver.threads import Home
 from .frameworks import companions
 
 if TYPE_CHECKING:
     from .capture import Block
 
 
-class Unfinished(Protocol):
-    """What has begun to change something and has not put all of it back."""
+class Unfinished:
+    """What changes something when it begins and has to put it back: on its own thread, if that lives."""
 
-    is_abandoned: bool
-    thread: int
+    def __init__(self) -> None:
+        self.home = Home()
+        self.is_abandoned = True  # nobody will leave it: except while its body runs
+        self._has_lost_its_thread = False
+
+    def is_home(self) -> bool:
+        """Whether the caller is on the thread that began it."""
+        return self.home.is_here() and not self._has_lost_its_thread
+
+    def adopt(self) -> None:
+        """The thread that began it has ended: it is the calling thread's to put back now."""
+        self._has_lost_its_thread = self.is_abandoned = True
+        self.home = Home()  # last: from here on this thread tries until it is done
 
     def is_at_work(self) -> bool:
         """Whether this thread is inside its beginning or end."""
+        raise NotImplementedError
+
+    def place(self) -> tuple[Driver, int]:
+        """The driver, and the context that has to be current while it is put back."""
+        raise NotImplementedError
 
     def put_back(self) -> object:
         """Put everything back; can be repeated."""
+        raise NotImplementedError
 
 
 #: The open blocks of the process, in the order in which they were opened. Replaced, never changed,
@@ -54,9 +74,8 @@ def find() -> Block | None:
         follower = companions.follower(block.framework)
         if follower is not None and block.holds_stream(follower.current_stream()):
             return block
-    thread = threading.get_ident()
     for block in reversed(blocks):
-        if block.thread == thread:
+        if block.home.is_here():
             return block
     return None
 
@@ -77,14 +96,20 @@ def add(block: Block) -> None:
 
 
 def sweep() -> None:
-    """End what this thread has begun and nobody will end any more.
+    """End what this thread, or one that has ended, has begun and nobody will end any more.
 
     An interrupt hit it between two lines of its own beginning or end, or its context manager has
-    gone without having been left.
+    gone without having been left, or is still there but its thread is not.
     """
     for each in tuple(unfinished):
-        if each.is_abandoned and each.thread == threading.get_ident() and not each.is_at_work():
-            with contextlib.suppress(Exception):  # it is tried again; other work goes on meanwhile
+        if not each.home.is_here():
+            with _lock:  # one thread takes it
+                if not each.home.is_over():
+                    continue
+                each.adopt()
+        if each.is_abandoned and not each.is_at_work():
+            # It is tried again if it fails; other work goes on meanwhile.
+            with contextlib.suppress(Exception), contexts.made_current(*each.place()):
                 each.put_back()
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -139,7 +138,7 @@ class breakable_graph:
             block.is_abandoned = True
 
 
-class Block:
+class Block(blocks.Unfinished):
     """One open `breakable_graph` block."""
 
     def __init__(
@@ -147,11 +146,10 @@ class Block:
         barrier_fn: Callable[[], object] | None, generators: tuple[Any, ...], rules: Rules,
         host_nodes: str,
     ) -> None:  # fmt: skip
+        super().__init__()
         self.driver = bindings.current()
         self.sequence = sequence
         self.mode = mode
-        self.thread = threading.get_ident()
-        self.is_abandoned = True  # nobody will leave it: except while its body runs
         self._barrier_fn = barrier_fn
         self._rules = rules
         self._host_nodes = host_nodes
@@ -222,9 +220,9 @@ class Block:
             contexts.make_current(self.driver, self.framework.context)
 
     def _leave_device(self) -> None:
-        if self._context_before:
+        if self._context_before and self.is_home():
             contexts.make_current(self.driver, self._context_before)
-            self._context_before = 0
+        self._context_before = 0
 
     # ---- open and close
 
@@ -265,7 +263,7 @@ class Block:
         cannot be put back, nor a capture be ended that is not relaxed: the block stays abandoned, and
         its own thread ends it.
         """
-        if threading.get_ident() != self.thread:
+        if not self.is_home():
             if self.mode == "relaxed":
                 self._abandon_segment()
             if error is None:
@@ -315,6 +313,10 @@ class Block:
     def is_at_work(self) -> bool:
         """Whether this thread is inside the block's beginning or end."""
         return blocks.is_running(self, _WORK)
+
+    def place(self) -> tuple[bindings.Driver, int]:
+        """Where its streams are."""
+        return self.driver, self.framework.context
 
     def put_back(self, failed: bool = True) -> list[Exception]:
         """Try each step whatever became of the one before; returns what went wrong.
@@ -384,7 +386,7 @@ class Block:
     def _end_segment(self, where: str) -> None:
         """End the open segment and keep its graph, or raise what was wrong with it."""
         index = len(self._segments)
-        if threading.get_ident() != self.thread and self.mode != "relaxed":
+        if self.mode != "relaxed" and not self.is_home():
             raise errors.other_thread(index, where, self.mode)
         try:
             self._finish_segment(index, where)
@@ -631,7 +633,7 @@ class Block:
         self._raise_poison()
         if self.in_body:
             raise errors.break_in_a_body(name, self.in_body)
-        if threading.get_ident() != self.thread and self.mode != "relaxed":
+        if self.mode != "relaxed" and not self.is_home():
             raise errors.other_thread(len(self._segments), f"the break {name}", self.mode)
         if not contexts.ensure(self.driver, self.framework.context):
             raise errors.break_on_other_device(name)

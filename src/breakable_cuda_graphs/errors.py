@@ -244,6 +244,13 @@ def pool_in_capture() -> CaptureError:
     )
 
 
+def allocator_without_pools(backend: str) -> CaptureError:
+    return CaptureError(
+        f"torch's allocator {backend} has no private pools: what a segment makes would be gone, or "
+        "somebody else's, at a replay. Unset `backend` in PYTORCH_CUDA_ALLOC_CONF."
+    )
+
+
 def pool_of_other_device(pool: int, device: int) -> ValueError:
     return ValueError(f"the pool belongs to cuda:{pool}, and the capture is on cuda:{device}")
 

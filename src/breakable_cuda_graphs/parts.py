@@ -7,13 +7,13 @@ the target only when it has ended well.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import blocks, errors, frameworks, traps
 from ._driver import bindings, capturing, contexts, reading, release, transplanting
 from ._driver.handles import GraphHandle
+from ._driver.threads import Home
 from .frameworks.base import Found, Framework
 from .frameworks.enclosed import Enclosed
 from .journals import Journal, Page, open_recordings
@@ -24,7 +24,7 @@ from .templates import Notes, Template
 __all__ = ["Part", "Recording"]
 
 
-class Recording:
+class Recording(blocks.Unfinished):
     """A capture into a graph of its own. After the block: `.template`, and what it must keep alive.
 
     Raises `CaptureError` where the capture cannot begin or was lost, has host callbacks or draws
@@ -32,6 +32,7 @@ class Recording:
     """
 
     def __init__(self, driver: bindings.Driver, stream: Any, mode: str = "thread_local") -> None:
+        super().__init__()
         if mode not in capturing.MODES:
             raise errors.bad_choice("mode", mode, tuple(capturing.MODES))
         self.driver, self._mode, self._given = driver, mode, stream
@@ -41,8 +42,6 @@ class Recording:
         self.keep: object = None  # what the graph's memory is kept by
         self.inputs: tuple[list[Found], list[int]] = ([], [])  # memory of others that it names
         self.also_keep: list[object] = []  # what was given up to it while it was open
-        self.thread = threading.get_ident()
-        self.is_abandoned = True  # nobody will leave it: except while its body runs
 
     @property
     def stream(self) -> Any:
@@ -77,13 +76,13 @@ class Recording:
             if capturing.status(driver, handle) is not capturing.Status.NONE:
                 raise errors.stream_is_captured()
         blocks.sweep()
-        self.thread = threading.get_ident()
+        self.home = Home()
         self._enclosed = Enclosed(framework, stream, self._mode)
         try:
             blocks.unfinished.add(self)
             self._enclosed.begin()
             self.journal = Journal(driver, self.handle)
-            open_recordings.setdefault(self.thread, []).append(self)
+            open_recordings.setdefault(self.home.ident, []).append(self)
         except BaseException:
             self.put_back()
             raise
@@ -92,7 +91,7 @@ class Recording:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.is_abandoned = True
-        if threading.get_ident() != self.thread:  # what is that thread's own, it has to put back
+        if not self.is_home():  # what is that thread's own, it has to put back
             if error is None:
                 raise errors.left_on_another_thread()
             return
@@ -117,6 +116,11 @@ class Recording:
         """Whether this thread is inside its beginning or end."""
         return blocks.is_running(self, _WORK)
 
+    def place(self) -> tuple[bindings.Driver, int]:
+        """Where its stream is."""
+        assert self._enclosed is not None
+        return self.driver, self._enclosed.framework.context
+
     def put_back(self) -> None:
         """End the capture without wanting its graph; can be repeated."""
         self._close_journal()
@@ -126,11 +130,11 @@ class Recording:
         blocks.unfinished.discard(self)
 
     def _close_journal(self) -> None:
-        mine = open_recordings.get(self.thread, [])
-        if self in mine:
-            mine.remove(self)
-        if not mine:
-            open_recordings.pop(self.thread, None)
+        for thread, mine in list(open_recordings.items()):
+            if self in mine:
+                mine.remove(self)
+                if not mine:
+                    open_recordings.pop(thread, None)
 
     def _end(self, enclosed: Enclosed) -> None:
         driver = self.driver

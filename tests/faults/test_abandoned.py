@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     is_in_breakable_graph,
     no_graph,
 )
+from breakable_cuda_graphs._driver import release  # noqa: E402
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from faults.injecting import attempt  # noqa: E402
 from helping import MODES, Boom, assert_nothing_open, capture, in_thread  # noqa: E402
@@ -153,6 +156,101 @@ def test_a_block_that_is_left_on_another_thread_says_so(device: Any, mode: str) 
     assert_nothing_open(device)
     with pytest.raises(ReplayError, match="failed"):
         seq.replay()
+
+
+LOSSES_OF_THREADS = {
+    "entered by hand, and dropped": lambda seq, mode, kept: lose_a_block(seq, mode),
+    "a generator, and dropped": lambda seq, mode, kept: lose_a_generator(seq, mode),
+    "entered by hand, and kept": lambda seq, mode, kept: enter_and_keep(seq, mode, kept),
+    "with lines recorded": lambda seq, mode, kept: enter_and_keep(
+        seq, mode, kept, record_stacks=True
+    ),
+}
+
+
+def enter_and_keep(seq: Any, mode: str, kept: list[Any], **options: Any) -> None:
+    block = breakable_graph(seq, capture_error_mode=mode, **options)
+    block.__enter__()
+    kept.append(block)
+    bump(torch.ones(2) * 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("lose", LOSSES_OF_THREADS.values(), ids=LOSSES_OF_THREADS.keys())
+@pytest.mark.parametrize("use", USES)
+def test_a_block_whose_thread_has_ended_is_ended_by_any_other(
+    device: Any, lose: Any, mode: str, use: str
+) -> None:
+    """Without changing the streams, the modes or the tracing of the thread that does it."""
+    seq, kept = CUDAGraphSequence(), []
+    in_thread(lambda: lose(seq, mode, kept))
+    traced = sys.gettrace()
+    USES[use](seq)
+    assert_nothing_open(device)
+    assert blocks.unfinished == set()
+    assert tensors.current_stream() == 0
+    assert sys.gettrace() is traced
+    for block in kept:
+        with pytest.raises(CaptureError, match="another thread"):
+            block.__exit__(None, None, None)
+    seq.reset()
+    x = torch.ones(2)
+    _, y = capture(lambda: x * 3, seq, capture_error_mode=mode)
+    x.fill_(5)
+    seq.replay()
+    assert y.tolist() == [15, 15]
+
+
+def test_handles_are_released_again_once_a_thread_has_ended_in_a_block(device: Any) -> None:
+    """An open capture holds up the release of everything else in the process."""
+    kept: list[Any] = []
+    in_thread(lambda: enter_and_keep(CUDAGraphSequence(), "global", kept))
+    capture(lambda: torch.ones(2) + 1)
+    gc.collect()
+    capture(lambda: torch.ones(2) + 1)
+    assert release.open_captures() == 0
+    release.drain()
+    assert release.pending() == 0
+
+
+def test_a_part_whose_thread_has_ended_is_ended_by_any_other(device: Any) -> None:
+    graph, kept = Graph(), []
+
+    def lose() -> None:
+        kept.append(graph.capture())
+        kept[0].__enter__()
+        torch.ones(2) + 1
+
+    in_thread(lose)
+    with graph.capture() as part:
+        torch.ones(2) + 1
+    assert_nothing_open(device)
+    assert len(part.nodes) == len(graph.nodes) > 0
+    with pytest.raises(CaptureError, match="another thread"):
+        kept[0].__exit__(None, None, None)
+    graph.close()
+
+
+def test_a_block_of_a_living_thread_is_left_alone_by_all_others(device: Any) -> None:
+    entered, done = threading.Event(), threading.Event()
+    seq, x, results = CUDAGraphSequence(), torch.ones(2), []
+
+    def work() -> None:
+        with breakable_graph(seq, capture_error_mode="thread_local"):
+            entered.set()
+            assert done.wait(20)
+            results.append(x * 2)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(20)
+    assert not is_in_breakable_graph()
+    assert len(blocks.unfinished) == 1
+    done.set()
+    thread.join()
+    x.fill_(4)
+    seq.replay()
+    assert results[0].tolist() == [8, 8]
 
 
 def test_an_interrupt_in_the_end_of_a_block_is_made_good_at_once(

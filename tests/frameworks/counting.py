@@ -109,6 +109,8 @@ def stub_torch() -> None:
         "current_device": lambda: 0,
         "mem_get_info": lambda device: (9, 10),
         "graph_pool_handle": lambda: (0, next(numbers)),
+        "MemPool": type("MemPool", (), {"id": property(lambda self: (0, 1))}),
+        "get_allocator_backend": lambda: "native",
         "memory_snapshot": lambda *_: [],
         "default_generators": [Generator()],
     }

@@ -178,7 +178,8 @@ def nccl(rank: int, world: int) -> dict[str, Any]:
     del seq
     kept.clear()
     torch.cuda.synchronize()
-    report["left"] = [release.open_captures(), release.drain()]
+    release.drain()
+    report["left"] = [release.open_captures(), release.pending()]
     report["destroy_process_group"] = end_of_group(rank)
     if report["destroy_process_group"] == "hangs":
         end_here(rank, report)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, no_graph
+from breakable_cuda_graphs import CaptureError, CUDAGraphSequence, breakable_graph, no_graph
 from breakable_cuda_graphs.frameworks.pytorch import workspaces
 
 from .helpers import (
@@ -33,17 +33,19 @@ pytestmark = pytest.mark.gpu
 ROUNDS, SETTLED = 20, 8
 
 
-def flat(one_round: Callable[[int], None]) -> None:
-    """After the first rounds neither the GPU nor torch may lose memory."""
-    free, used = [], []
+def flat(one_round: Callable[[int], Any]) -> None:
+    """After the first rounds neither the GPU nor torch may lose memory, and nobody empties caches.
+
+    What a round returns lives until the next round's is there, as an output of a model does.
+    """
+    free, used, kept = [], [], []
     gc.collect()
     gc.freeze()  # what was there before is not looked at again: each collection is quick
     try:
         for number in range(ROUNDS):
-            one_round(number)
+            kept[:] = [one_round(number)]
             gc.collect()
             sync()
-            torch.cuda.empty_cache()
             free.append(torch.cuda.mem_get_info()[0])
             used.append(torch.cuda.memory_allocated())
     finally:
@@ -69,17 +71,37 @@ def weight() -> Any:
     return made
 
 
+@pytest.mark.parametrize("output", ["output kept", "output dropped"])
 @pytest.mark.parametrize("how", ["a new one, reset", "a new one, dropped", "the same one"])
-def test_rounds_of_capture_replay_and_release_are_flat(how: str, weight: Any) -> None:
+def test_rounds_of_capture_replay_and_release_are_flat(how: str, output: str, weight: Any) -> None:
     kept = CUDAGraphSequence()
 
-    def one_round(number: int) -> None:
+    def one_round(number: int) -> Any:
         seq = kept if how == "the same one" else CUDAGraphSequence()
-        product_with_breaks(seq, weight)
+        out = product_with_breaks(seq, weight)
         seq.replay()
         sync()
         if how != "a new one, dropped":
             seq.reset()
+        return out if output == "output kept" else None
+
+    flat(one_round)
+
+
+def test_rounds_with_a_torch_graph_in_the_pool_of_a_sequence_are_flat(weight: Any) -> None:
+    """The graph may live longer than the sequence; the pool ends with the last of them."""
+
+    def one_round(number: int) -> Any:
+        seq, graph, x = CUDAGraphSequence(), torch.cuda.CUDAGraph(), dev(1)
+        product_with_breaks(seq, weight)
+        with torch.cuda.graph(graph, pool=seq.pool()):
+            y = x * 2
+        del seq
+        gc.collect()
+        product_with_breaks(CUDAGraphSequence(), weight)  # a use of the library in between
+        graph.replay()
+        same(y, 2.0)
+        return graph
 
     flat(one_round)
 
@@ -123,6 +145,25 @@ def test_rounds_of_captures_that_fail_are_flat(weight: Any) -> None:
             bump(h)
             h @ weight
             fail(2)
+
+    flat(one_round)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sync_of_host", ["item", "cpu", "synchronize"])
+def test_rounds_of_captures_that_a_host_sync_kills_are_flat(
+    sync_of_host: str, mode: str, weight: Any
+) -> None:
+    def one_round(number: int) -> None:
+        with (
+            pytest.raises((RuntimeError, CaptureError)),
+            breakable_graph(CUDAGraphSequence(), capture_error_mode=mode),
+        ):
+            h = (weight @ weight).sum()
+            if sync_of_host == "synchronize":
+                torch.cuda.current_stream().synchronize()
+            else:
+                getattr(h, sync_of_host)()
 
     flat(one_round)
 

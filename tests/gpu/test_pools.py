@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -257,3 +260,26 @@ def test_a_warm_up_on_the_sequences_own_stream_needs_no_warning(
         seq.replay()
         same(loss.detach().view(1), value * 64 * 64)
         same(weight.grad, value)
+
+
+ASYNC = """
+import torch
+from breakable_cuda_graphs import CaptureError, CUDAGraphSequence, breakable_graph
+x = torch.ones(4, device="cuda")
+try:
+    with breakable_graph(CUDAGraphSequence()):
+        x * 2
+except CaptureError as error:
+    print(error)
+print("afterwards", (x + 1).tolist(), torch.cuda.is_current_stream_capturing())
+"""
+
+
+def test_an_allocator_without_private_pools_is_refused_with_the_reason() -> None:
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    command = [sys.executable, "-c", ASYNC]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, last = done.stdout.splitlines()
+    assert "cudaMallocAsync has no private pools" in first
+    assert last == "afterwards [2.0, 2.0, 2.0, 2.0] False"

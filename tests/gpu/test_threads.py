@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import (
+    CaptureError,
     CUDAGraphSequence,
+    ReplayError,
+    blocks,
     breakable_graph,
     is_in_breakable_graph,
     no_graph,
 )
+from breakable_cuda_graphs._driver import release
 
 from .helpers import (
+    MODES,
     add_one,
     background,
     bump,
@@ -448,3 +453,41 @@ def test_one_thread_captures_while_another_replays(mode: str) -> None:
         for _ in range(10):
             check(body, capture_error_mode=mode)
     assert not errors, errors[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("record_stacks", [False, True], ids=["plain", "with lines recorded"])
+def test_a_block_whose_thread_has_ended_is_ended_by_the_next_use(
+    mode: str, record_stacks: bool
+) -> None:
+    seq, x, kept, side = CUDAGraphSequence(), dev(1), [], torch.cuda.Stream()
+
+    def lose() -> None:
+        block = breakable_graph(seq, capture_error_mode=mode, record_stacks=record_stacks)
+        block.__enter__()
+        kept.append(block)
+        y = torch.nn.functional.dropout(x, 0.5)
+        bump(y)
+        y + 1
+
+    torch.cuda.manual_seed(1)
+    expected = torch.rand(8, device="cuda")
+    torch.cuda.manual_seed(1)
+    in_thread(lose)
+    other = CUDAGraphSequence()
+    with torch.cuda.stream(side):
+        with breakable_graph(other, capture_error_mode=mode):
+            out = x * 3
+        assert torch.cuda.current_stream() == side
+    assert release.open_captures() == 0
+    assert blocks.unfinished == set()
+    same(torch.rand(8, device="cuda"), expected)
+    check_replays(other, x, out, lambda t: t * 3)
+    with pytest.raises(CaptureError, match="another thread"):
+        kept[0].__exit__(None, None, None)
+    with pytest.raises(ReplayError, match="failed"):
+        seq.replay()
+    seq.reset()
+    with breakable_graph(seq, capture_error_mode=mode):
+        out = torch.nn.functional.dropout(x, 0.0) + 1
+    check_replays(seq, x, out, lambda t: t + 1)

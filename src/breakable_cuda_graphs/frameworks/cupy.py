@@ -9,7 +9,6 @@ is only let go once all its blocks have come back.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import warnings
@@ -22,6 +21,7 @@ from .._driver import capturing, contexts, process, release
 from .._driver.bindings import Driver, types
 from .._driver.capturing import Status
 from .._driver.ordering import CompletionMark
+from .._driver.threads import Changes
 from . import base
 from .interfaces import ArraysAtHome
 
@@ -185,8 +185,7 @@ class CupyCompanion:
         self._cupy = cupy
         self._memory = memory_of(cupy, framework.driver, framework.context, pool)
         self._stream, self._handle = stream, handle
-        self._undo = contextlib.ExitStack()
-        self._thread = threading.get_ident()
+        self._changes = Changes()
         self._driver = framework.driver
         self._is_open = self._has_left = self._has_warned = False
         self._made_in_breaks: dict[int, int] = {}  # start -> end
@@ -195,9 +194,9 @@ class CupyCompanion:
     def enter(self) -> None:
         cuda = self._cupy.cuda
         self._users = cuda.get_allocator()
-        self._undo.enter_context(cuda.using_allocator(self.malloc))
+        self._changes.enter(cuda.using_allocator(self.malloc))
         if int(cuda.get_current_stream().ptr) != self._handle:
-            self._undo.enter_context(stream_of(self._cupy, self._stream, self._handle))
+            self._changes.enter(stream_of(self._cupy, self._stream, self._handle))
 
     def malloc(self, nbytes: int) -> Any:
         """This thread's allocator: private while a segment is open, else the user's own."""
@@ -246,8 +245,7 @@ class CupyCompanion:
     def leave(self, failed: bool) -> None:
         self.end()
         self._has_left = True
-        if threading.get_ident() == self._thread:  # both are thread-local
-            self._undo.close()
+        self._changes.undo()
 
 
 def stream_of(cupy: Any, stream: Any, handle: int) -> Any:

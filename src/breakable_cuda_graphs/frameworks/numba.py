@@ -18,6 +18,7 @@ from .. import errors
 from .._driver import capturing
 from .._driver.bindings import Driver, types
 from .._driver.capturing import Status
+from .._driver.threads import Home
 from ..streams import as_handle
 from . import base
 from .interfaces import ArraysAtHome
@@ -84,7 +85,7 @@ class NumbaCompanion:
         self._driver, self._handle = framework.driver, handle
         self._segment: _Segment | None = None
         self._is_in = False
-        self.thread = threading.get_ident()
+        self.home = Home()
         self._made_in_breaks: dict[int, int] = {}  # start -> end
 
     def enter(self) -> None:
@@ -196,9 +197,9 @@ class _Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._here() is not None:
                 raise errors.numba_allocates()
-            memory, thread = original(*args, **kwargs), threading.get_ident()
+            memory = original(*args, **kwargs)
             for block in list(self._blocks):
-                if block.thread == thread and hasattr(memory, "device_pointer"):
+                if block.home.is_here() and hasattr(memory, "device_pointer"):
                     block.note_allocation(memory)
             return memory
 

@@ -21,6 +21,7 @@ from .._driver.bindings import Driver, types
 from .._driver.handles import StreamHandle
 from .._driver.ordering import CompletionMark
 from .._driver.reading import Survey
+from .._driver.threads import Changes, Home
 from ..streams import as_handle
 from . import base, cupy, libraries
 
@@ -124,7 +125,7 @@ class RawFramework:
     def _made_current(self, stream: Any) -> Iterator[None]:
         handle, before = as_handle(stream), _here.stream
         module = libraries.loaded(self.driver, "cupy")
-        thread = threading.get_ident()
+        home = Home()
         with contextlib.ExitStack() as stack:
             if module is not None:
                 stack.enter_context(cupy.stream_of(module, stream, handle))
@@ -132,7 +133,7 @@ class RawFramework:
             try:
                 yield
             finally:
-                if threading.get_ident() == thread:  # both are thread-local
+                if home.is_here():  # both are thread-local
                     _here.stream = before
                 else:
                     stack.pop_all()
@@ -169,13 +170,13 @@ class RawSession:
         self.framework, self.driver, self.mode = framework, framework.driver, mode
         self.external = stream
         self.stream = types.CUstream(as_handle(stream))
-        self._undo = contextlib.ExitStack()
+        self._changes = Changes()
         self._is_open = False
         self._has_work = self._has_breaks = False
         self.uses_workspace = self.had_company = False
 
     def enter(self) -> None:
-        self._undo.enter_context(self.framework.stream_current(self.external))
+        self._changes.enter(self.framework.stream_current(self.external))
 
     def begin(self) -> None:
         self._is_open = True  # before the call: an interrupt may come when it has begun
@@ -212,6 +213,6 @@ class RawSession:
         return [], sorted(a for a in survey.addresses() if reading.is_memory(self.driver, a))
 
     def leave(self, failed: bool) -> None:
-        self._undo.close()
+        self._changes.undo()
         if self.names_streams and not (failed or self._has_work or self._has_breaks):
             warnings.warn(errors.NOTHING_CAPTURED, errors.EscapedWorkWarning, stacklevel=5)

@@ -354,6 +354,7 @@ class TensorRecorder:
         self._driver = simulated_driver
         self._modes: tuple[_Operators, _HostReads] | None = None  # while they are on torch's stacks
         self._is_held = False
+        self._thread = threading.current_thread()  # whose stacks they are on
         self.is_recording = False
         self._stream = self._previous = 0
         #: whether a recorded operator has drawn random numbers
@@ -398,13 +399,14 @@ class TensorRecorder:
 
     def _enter_modes(self) -> None:
         if self._modes is None:
+            self._thread = threading.current_thread()
             self._modes = (_Operators(self), _HostReads(self))
             for mode in self._modes:
                 mode.__enter__()
 
     def _leave_modes(self) -> None:
         modes, self._modes = self._modes, None
-        if modes is not None:
+        if modes is not None and threading.current_thread() is self._thread:
             leave_dispatch_mode(modes[0])
             leave_function_mode(modes[1])
 

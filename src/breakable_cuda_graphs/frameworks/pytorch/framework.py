@@ -21,12 +21,13 @@ from ..._driver.bindings import Driver, types
 from ..._driver.capturing import Status
 from ..._driver.handles import GraphView
 from ..._driver.reading import Survey
+from ..._driver.threads import Changes
 from ...streams import as_handle
 from .. import base
 from . import inputs, modes, workspaces
 from .books import Books
 from .draws import Draws, State
-from .pools import TorchPool, pool_for
+from .pools import TorchPool, pool_for, release_ended
 from .snapshots import blocks_in_use
 from .stray import StrayWatch
 from .tensors import Tensors
@@ -98,7 +99,8 @@ class TorchSession:
         self.stream = types.CUstream(stream.cuda_stream)
         self._handle = int(self.stream)
         self._generators = generators
-        self._undo = contextlib.ExitStack()
+        self._changes = Changes()
+        self._watch = StrayWatch(self._is_captured)
         self._draws: Draws | None = None
         self._books: Books | None = None
         self._older: set[int] | None = None  # blocks in use when the first break began
@@ -109,14 +111,16 @@ class TorchSession:
 
     def enter(self) -> None:
         device = self.framework.device
-        self._undo.enter_context(torch.cuda.device(device))
-        if not release.open_captures() and _memory_is_scarce(device):
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
+        self._changes.enter(torch.cuda.device(device))
+        if not release.open_captures():
+            release_ended()
+            if _memory_is_scarce(device):
+                torch.cuda.synchronize(device)
+                torch.cuda.empty_cache()
         workspaces.make(device, self.external)
         self._draws = Draws(self.driver, device, self.stream, self._generators)
-        self._undo.enter_context(torch.cuda.stream(self.external))
-        self._undo.enter_context(StrayWatch(self._is_captured))
+        self._changes.enter(torch.cuda.stream(self.external))
+        self._watch.start()
 
     def _is_captured(self) -> bool:
         """Whether work on the current stream is captured, or no segment is open now."""
@@ -247,13 +251,13 @@ class TorchSession:
         return self.pool.contains(address)
 
     def leave(self, failed: bool) -> None:
-        try:
+        with contextlib.ExitStack() as steps:  # each is done, whatever becomes of the others
+            steps.callback(modes.clear_weight_cache)
+            steps.callback(self._changes.undo)
+            steps.callback(self._watch.stop)
             self.pool.close_capture(self)
             if self._draws is not None:
                 self._draws.finish(failed)
-        finally:
-            self._undo.close()
-            modes.clear_weight_cache()
 
 
 def _stream_current(stream: Any) -> AbstractContextManager[Any]:

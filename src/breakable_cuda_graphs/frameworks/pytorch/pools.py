@@ -4,6 +4,10 @@ The hard problem: torch refuses to open a pool id again whose last graph has gon
 memory, on the device or pinned. So a pool keeps one captured shell un-reset, its anchor, for as long
 as anybody may open it; and an id that came from the user may be opened again at any time.
 
+And torch keeps the memory of a pool that has gone in its cache, where no other pool takes from it: many
+captures would take more and more of the device. So a pool of ours is a `torch.cuda.MemPool`, whose end
+gives back what is free in it, and what living tensors have kept from that is given back later.
+
 Sequences that share a pool share its stream, and so their memory; they do not replay at once.
 """
 
@@ -43,7 +47,7 @@ class TorchPool:
         self.driver, self.device = driver, device
         self.identity = identity
         self.is_users = False  # the id came from the user, who may give it again
-        self._keep = keep  # a MemPool of the user's
+        self._keep = keep  # a MemPool, ours or the user's
         self._stream: CaptureStream | None = None  # leased by a block, or kept
         self._last_stream: CaptureStream | None = None  # blocks of this pool belong to it
         self._keeps_stream = False
@@ -168,6 +172,10 @@ class _Remains:
                 release_dormant()
             else:
                 anchor.reset()
+        if self._keep is not None and not self._is_users:
+            _ended[self._identity] = self._keep
+            self._keep = None
+            _end(self._identity)
         self._keep = None
 
 
@@ -196,6 +204,47 @@ def _reopened(identity: tuple[int, int]) -> Any:
     return anchor
 
 
+#: Ids of ours whose sequences have gone -> their `MemPool`, or None once that has gone too and what is
+#: left are tensors.
+_ended: dict[tuple[int, int], Any] = {}
+
+_LOOKS = 2  # ended pools that one block asks about, at a quarter of a millisecond each
+
+
+def _end(identity: tuple[int, int]) -> None:
+    """Give back what is free in a pool of ours, unless a torch graph of the user's is in it too.
+
+    A `MemPool` gives it back when it goes (torch/csrc, ATen/cuda/MemPool.cpp); up to some version of
+    torch it ends the process if the pool is still in use.
+    """
+    mempool = _ended[identity]
+    if mempool is not None:
+        if mempool.use_count() > 1:
+            return
+        _ended[identity] = None  # first: let go of twice, it would be gone too early
+        release.let_go(mempool)
+        del mempool
+    if not snapshot(identity):
+        del _ended[identity]
+
+
+def release_ended() -> None:
+    """Give back the memory of ended pools whose last tensors, or graphs, have died since.
+
+    There is no call for one pool: this empties torch's cache, as `torch.cuda.graph` does each time, but
+    only where that gives something back. Called while no capture of ours is open.
+    """
+    is_worth_it = False
+    for identity in list(_ended)[:_LOOKS]:
+        _end(identity)
+        if identity in _ended:
+            segments = snapshot(identity)
+            is_worth_it = is_worth_it or any(not each["active_size"] for each in segments)
+            _ended[identity] = _ended.pop(identity)  # the next time others have their turn
+    if is_worth_it:
+        torch.cuda.empty_cache()
+
+
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
 _pools_lock = threading.Lock()
 
@@ -207,8 +256,13 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
             raise errors.pool_of_other_device(given.pool.device, device)
         return given.pool
     keep = None
+    if torch.cuda.get_allocator_backend() != "native":
+        raise errors.allocator_without_pools(torch.cuda.get_allocator_backend())
     if given is None:
-        identity = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(device):
+            keep = torch.cuda.MemPool()
+        release.leak(keep)  # its end calls the driver: only `_end` may let it come
+        identity = keep.id
     elif isinstance(given, torch.cuda.MemPool):
         identity, keep = given.id, given
     elif isinstance(given, tuple) and len(given) == 2:

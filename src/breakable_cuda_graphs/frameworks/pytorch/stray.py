@@ -31,15 +31,18 @@ class StrayWatch:
     def __init__(self, is_captured: Callable[[], bool]) -> None:
         self._is_captured = is_captured
         self._mode: _StrayWork | None = None
+        self._is_on = False
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
+        """Watch this thread from now on."""
         self._is_on = "torch._dynamo" not in sys.modules
         if self._is_on:
             with _lock:
                 _watches.setdefault(threading.get_ident(), []).append(self)
                 torch.cuda.set_stream = _noted_set_stream
 
-    def __exit__(self, *_: Any) -> None:
+    def stop(self) -> None:
+        """Watch no more. A second call does nothing; on another thread it leaves that one's modes alone."""
         if self._is_on:
             with _lock:
                 _forget(self)
