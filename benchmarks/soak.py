@@ -123,13 +123,14 @@ def body(x: Any, out: Any, side: Side) -> None:
 
 
 def rounds(count: int, report: Report) -> None:
-    """Capture, replay and reset, over and over; every tenth capture fails."""
+    """Capture, replay and reset, over and over, one sequence and new ones; every fifth capture fails."""
     x, out, side = torch.rand(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda"), Side()
-    sequence = CUDAGraphSequence()
+    kept = CUDAGraphSequence()
 
     def stretch(times: int) -> None:
         for number in range(times):
-            if number % 10 == 9:
+            sequence = kept if number % 2 else CUDAGraphSequence()
+            if number % 10 in (4, 9):
                 fail(sequence, x)
             with breakable_graph(sequence):
                 body(x, out, side)

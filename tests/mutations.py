@@ -110,8 +110,13 @@ MUTATIONS = (
     # ---- what is not put back
     Mutation(
         "the current stream is not restored", "frameworks/raw.py",
-        "        self._undo.close()\n", "        pass\n",
+        "        self._changes.undo()\n", "        pass\n",
         "tests/test_capture.py tests/test_failures.py",
+    ),
+    Mutation(
+        "a block of a thread that has ended is left open", "blocks.py",
+        "                each.adopt()\n", "                continue\n",
+        "tests/faults/test_abandoned.py",
     ),
     Mutation(
         "an interrupted end is not taken up", "capture.py",

@@ -171,7 +171,7 @@ class _Remains:
                 _dormant[self._identity] = anchor
                 release_dormant()
             else:
-                anchor.reset()
+                _reset(anchor)
         if self._keep is not None and not self._is_users:
             _ended[self._identity] = self._keep
             self._keep = None
@@ -189,7 +189,7 @@ def release_dormant() -> None:
         in_use = any(segment["active_size"] for segment in snapshot(identity))
         if not in_use and _dormant.pop(identity, None) is anchor:
             _reset_ids.add(identity)
-            anchor.reset()
+            _reset(anchor)
 
 
 def _reopened(identity: tuple[int, int]) -> Any:
@@ -204,45 +204,63 @@ def _reopened(identity: tuple[int, int]) -> Any:
     return anchor
 
 
-#: Ids of ours whose sequences have gone -> their `MemPool`, or None once that has gone too and what is
-#: left are tensors.
+#: Pools of ours whose sequences have gone, but not the last torch graph of the user's.
 _ended: dict[tuple[int, int], Any] = {}
+#: Ids of those that have gone for good, but for the memory of tensors that lived on.
+_late: dict[tuple[int, int], None] = {}
+_LOOKS = 2  # of those, how many one block asks about, at a quarter of a millisecond each
 
-_LOOKS = 2  # ended pools that one block asks about, at a quarter of a millisecond each
+_reset_anchors = 0  # since torch's cache of pinned memory was emptied the last time
+_MOST_ANCHORS = 64  # their pinned halves take about 25 KiB of the host each
+
+
+def _reset(anchor: Any) -> None:
+    """Let a pool's last graph go."""
+    global _reset_anchors
+    anchor.reset()
+    _reset_anchors += 1
 
 
 def _end(identity: tuple[int, int]) -> None:
     """Give back what is free in a pool of ours, unless a torch graph of the user's is in it too.
 
-    A `MemPool` gives it back when it goes (torch/csrc, ATen/cuda/MemPool.cpp); up to some version of
-    torch it ends the process if the pool is still in use.
+    A `MemPool` gives it back when it goes (torch's ATen/cuda/MemPool.cpp); in some versions of torch
+    one that is still in use then ends the process.
     """
-    mempool = _ended[identity]
-    if mempool is not None:
-        if mempool.use_count() > 1:
-            return
-        _ended[identity] = None  # first: let go of twice, it would be gone too early
-        release.let_go(mempool)
-        del mempool
-    if not snapshot(identity):
-        del _ended[identity]
+    mempool = _ended.pop(identity, None)  # one thread gets it
+    if mempool is None:
+        return
+    if mempool.use_count() > 1:
+        _ended[identity] = mempool
+        return
+    release.let_go(mempool)
+    del mempool
+    if snapshot(identity):
+        _late[identity] = None
 
 
 def release_ended() -> None:
     """Give back the memory of ended pools whose last tensors, or graphs, have died since.
 
-    There is no call for one pool: this empties torch's cache, as `torch.cuda.graph` does each time, but
-    only where that gives something back. Called while no capture of ours is open.
+    There is no call for one pool, nor for its pinned half: this empties torch's caches, as
+    `torch.cuda.graph` does each time, but only where that gives something back. Called while no capture
+    of ours is open.
     """
-    is_worth_it = False
-    for identity in list(_ended)[:_LOOKS]:
+    global _reset_anchors
+    for identity in list(_ended):
         _end(identity)
-        if identity in _ended:
-            segments = snapshot(identity)
-            is_worth_it = is_worth_it or any(not each["active_size"] for each in segments)
-            _ended[identity] = _ended.pop(identity)  # the next time others have their turn
+    is_worth_it = False
+    for identity in list(_late)[:_LOOKS]:
+        _late.pop(identity, None)
+        segments = snapshot(identity)
+        if segments:
+            _late[identity] = None  # the next time others have their turn
+        is_worth_it = is_worth_it or any(not each["active_size"] for each in segments)
     if is_worth_it:
         torch.cuda.empty_cache()
+    if _reset_anchors >= _MOST_ANCHORS:
+        torch._C._host_emptyCache()
+        _reset_anchors = 0
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
