@@ -307,9 +307,11 @@ class CUDAGraphSequence:
     # ---- reset and release
 
     def reset(self) -> None:
-        """Forget all segments and give their memory back; keep the pool.
+        """Forget all segments and give their memory back.
 
-        Waits for a replay that is still running. Refused inside a capture or a break of this
+        A pool that was given, or that `pool()` or `stream` has shown, stays and keeps what it has. One
+        that only this sequence knows goes, but for tensors of it that live on; the next capture makes
+        another. Waits for a replay that is still running. Refused inside a capture or a break of this
         sequence.
         """
         if self._epoch != process.epoch:
@@ -321,11 +323,13 @@ class CUDAGraphSequence:
             raise errors.reentered("reset")
         with self._turn:
             remains = self._strip()
+            if not self._is_pool_known:  # no discard: copies in other captures may depend on it
+                self._pool = self._mark = None
         self._has_failed = False
         if remains is not None:
             with release.relaxed_thread():
                 remains()
-            release.drain()
+        release.drain()
 
     @property
     def _has_turn(self) -> bool:

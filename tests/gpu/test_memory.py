@@ -171,6 +171,49 @@ def test_rounds_of_captures_that_a_host_sync_kills_are_flat(
     flat(one_round)
 
 
+def reserved_after_a_first_capture() -> int:
+    """Which leaves workspaces behind for good."""
+    check(lambda t: t * 2).reset()
+    sync()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved())
+
+
+def test_a_reset_gives_the_memory_back_and_leaves_results_alone() -> None:
+    seq, x = CUDAGraphSequence(), dev(1, 8 << 20)
+    before = reserved_after_a_first_capture()
+    for added in (1.0, 2.0):
+        with breakable_graph(seq):
+            result = (x + added)[:8].clone()
+            bump(result)
+            (x * 2).sum()
+        assert torch.cuda.memory_reserved() >= before + (64 << 20)
+        seq.replay()
+        sync()
+        seq.reset()
+        assert torch.cuda.memory_reserved() <= before + (8 << 20)
+        guards = canaries()
+        same(result, 2.0 + added)
+        check_canaries(guards)
+        del guards
+        torch.cuda.empty_cache()
+
+
+def test_a_pool_that_was_shown_keeps_its_memory_until_its_sequence_is_dropped() -> None:
+    seq, x = CUDAGraphSequence(), dev(1, 8 << 20)
+    before = reserved_after_a_first_capture()
+    pool = tuple(seq.pool())
+    with breakable_graph(seq):
+        (x * 2).sum()
+    seq.reset()
+    assert torch.cuda.memory_reserved() >= before + (32 << 20)
+    assert seq.pool() == pool
+    del seq
+    gc.collect()
+    CUDAGraphSequence().reset()  # a use of the library
+    assert torch.cuda.memory_reserved() <= before + (8 << 20)
+
+
 @pytest.mark.parametrize("how", ["good", "failing"])
 def test_hundreds_of_sequences_take_no_memory_of_the_host(how: str) -> None:
     """What torch keeps for the pinned half of each pool that has gone goes now and then."""
