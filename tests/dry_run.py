@@ -271,7 +271,7 @@ def shrink() -> None:
     )
     memory.settle = lambda: None
     where.SHORT, where.LONG = 1, 4
-    memory.pool_bytes, memory.plain = lambda pool: 1 << 20, lambda pool: (0, 1)
+    memory.pool_bytes = lambda: 1 << 20
     capture.LONGEST_TURN_US = 1e9
     rebind.driver_calls = lambda scene: rivals.noop
     Settings.pick = lambda self, full, quick: (  # type: ignore[method-assign]
