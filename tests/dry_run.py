@@ -148,14 +148,6 @@ def on_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-class MemPool:
-    def __init__(self) -> None:
-        self.id = (0, time.perf_counter_ns())
-
-    def use_count(self) -> int:
-        return 1
-
-
 def pretend_torch() -> None:
     pretended = {
         "CUDAGraph": CUDAGraph,
@@ -168,7 +160,6 @@ def pretend_torch() -> None:
         "stream": lambda stream: contextlib.nullcontext(),
         "synchronize": lambda *_: None,
         "graph_pool_handle": lambda: (0, time.perf_counter_ns()),
-        "MemPool": MemPool,
         "get_allocator_backend": lambda: "native",
         "is_available": lambda: True,
         "init": lambda: None,

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     "left_on_another_thread": ((), CaptureError, {}, "another thread|next used"),
     "draw_during_capture": ((), ReplayError, {}, "random|Replay when"),
     "allocator_without_pools": (
-        ("cudaMallocAsync",), CaptureError, {}, "cudaMallocAsync|private pools|PYTORCH_CUDA_ALLOC_CONF",
+        ("cudaMallocAsync",), CaptureError, {}, "cudaMallocAsync|private|PYTORCH_CUDA_ALLOC_CONF|plugg",
     ),
     "pool_of_other_device": ((0, 1), ValueError, {}, "cuda:0|cuda:1"),
     "stale_input": (

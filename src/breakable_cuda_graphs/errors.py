@@ -247,7 +247,8 @@ def pool_in_capture() -> CaptureError:
 def allocator_without_pools(backend: str) -> CaptureError:
     return CaptureError(
         f"torch's allocator {backend} has no private pools: what a segment makes would be gone, or "
-        "somebody else's, at a replay. Unset `backend` in PYTORCH_CUDA_ALLOC_CONF."
+        "somebody else's, at a replay. Use torch's native one: no `backend` in PYTORCH_ALLOC_CONF or "
+        "PYTORCH_CUDA_ALLOC_CONF, no pluggable allocator."
     )
 
 

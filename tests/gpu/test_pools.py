@@ -283,3 +283,54 @@ def test_an_allocator_without_private_pools_is_refused_with_the_reason() -> None
     first, last = done.stdout.splitlines()
     assert "cudaMallocAsync has no private pools" in first
     assert last == "afterwards [2.0, 2.0, 2.0, 2.0] False"
+
+
+ROUTED = """
+import contextlib
+import gc
+import torch
+from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph
+
+x = torch.ones(4, device="cuda")
+
+
+def capture():
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        x * 2
+    return seq
+
+
+def segments(pool):
+    return [each for each in torch.cuda.memory_snapshot() if each["segment_pool_id"] == pool]
+
+
+other, seq = capture(), capture()
+pool = tuple(seq.pool())
+assert segments(pool), "nothing was captured into the pool"
+torch.empty(40 << 20, dtype=torch.uint8, device="cuda")  # in torch's cache from here on
+with contextlib.ExitStack() as stack:
+    if ROUTE == "use_mem_pool":
+        theirs = torch.cuda.MemPool()
+        stack.enter_context(torch.cuda.use_mem_pool(theirs))
+    else:
+        with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.sum().item()
+    del seq
+    gc.collect()
+    other.reset()  # what is queued is released here
+    print(len(segments(pool)))
+print(torch.cuda.memory_reserved() >= 40 << 20, (x + 1).tolist())
+"""
+
+
+@pytest.mark.parametrize("route", ["use_mem_pool", "a capture of the user's that failed"])
+def test_a_sequence_may_go_while_memory_is_routed_to_a_pool_of_the_users(route: str) -> None:
+    """The end of a `torch.cuda.MemPool` would end the process; and the user's cache is not emptied."""
+    command = [sys.executable, "-c", f"ROUTE = {route!r}" + ROUTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    left, afterwards = done.stdout.splitlines()
+    assert left == "0"
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13):
+        assert afterwards == "True [2.0, 2.0, 2.0, 2.0]"

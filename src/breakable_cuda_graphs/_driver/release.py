@@ -57,11 +57,6 @@ def leak(
     incref(py_object(thing))
 
 
-def let_go(thing: object) -> None:
-    """Undo one `leak`."""
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
-
-
 def capture_opened(capture: object) -> None:
     """One more capture is open: nothing is released until it has ended."""
     _open.add(capture)

@@ -110,9 +110,10 @@ class TorchSession:
         self._states: list[State] = []  # of generators, that the last segment's kernels read
 
     def enter(self) -> None:
-        device = self.framework.device
+        device, around = self.framework.device, types.CUstream(self.framework.current_stream())
         self._changes.enter(torch.cuda.device(device))
-        if not release.open_captures():
+        # A body of `capture_if` may be part of somebody else's capture, which no sync survives.
+        if not release.open_captures() and capturing.status(self.driver, around) is Status.NONE:
             release_ended()
             if _memory_is_scarce(device):
                 torch.cuda.synchronize(device)

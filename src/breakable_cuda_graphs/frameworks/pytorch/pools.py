@@ -5,23 +5,28 @@ memory, on the device or pinned. So a pool keeps one captured shell un-reset, it
 as anybody may open it; and an id that came from the user may be opened again at any time.
 
 And torch keeps the memory of a pool that has gone in its cache, where no other pool takes from it: many
-captures would take more and more of the device. So a pool of ours is a `torch.cuda.MemPool`, whose end
-gives back what is free in it, and what living tensors have kept from that is given back later.
+captures would take more and more of the device. So it is given back when the last sequence has gone, and
+what living tensors have kept from that later. The end of a `torch.cuda.MemPool` does that too, but up to
+torch 2.12 it ends the process if memory is routed to any pool at that moment, in whatever thread: by
+`torch.cuda.graph`, by `use_mem_pool`, or for ever, by a capture of the user's that failed.
 
 Sequences that share a pool share its stream, and so their memory; they do not replay at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ... import errors
-from ..._driver import process, release
-from ..._driver.bindings import Driver
+from ..._driver import capturing, process, release
+from ..._driver.bindings import Driver, types
+from ..._driver.capturing import Status
 from ..._driver.handles import EventHandle
 from ..._driver.ordering import CompletionMark
 from . import capture_streams, workspaces
@@ -43,11 +48,13 @@ class PoolHandle(tuple[int, int]):
 class TorchPool:
     """One private pool of one device. Made by `pool_for`."""
 
-    def __init__(self, driver: Driver, device: int, identity: tuple[int, int], keep: Any) -> None:
+    def __init__(
+        self, driver: Driver, device: int, identity: tuple[int, int], *, is_users: bool, keep: Any
+    ) -> None:
         self.driver, self.device = driver, device
         self.identity = identity
-        self.is_users = False  # the id came from the user, who may give it again
-        self._keep = keep  # a MemPool, ours or the user's
+        self.is_users = is_users  # the id came from the user, who may give it again
+        self._keep = keep  # a MemPool of the user's
         self._stream: CaptureStream | None = None  # leased by a block, or kept
         self._last_stream: CaptureStream | None = None  # blocks of this pool belong to it
         self._keeps_stream = False
@@ -156,6 +163,7 @@ class _Remains:
 
     def __init__(self, pool: TorchPool, stream: Any, anchor: Any) -> None:
         self._identity, self._is_users, self._mark = pool.identity, pool.is_users, pool.mark
+        self._driver, self._device = pool.driver, pool.device
         self._keep = pool._keep
         self._stream, self._anchor = stream, anchor
 
@@ -171,12 +179,17 @@ class _Remains:
                 _dormant[self._identity] = anchor
                 release_dormant()
             else:
+                _ended[self._identity] = 0
                 _reset(anchor)
-        if self._keep is not None and not self._is_users:
-            _ended[self._identity] = self._keep
-            self._keep = None
-            _end(self._identity)
+                self._give_back()
         self._keep = None
+
+    def _give_back(self) -> None:
+        """Give the memory back now, unless this is called inside a capture of somebody else's."""
+        stream = types.CUstream(torch._C._cuda_getCurrentRawStream(self._device))
+        if _CAN_SPARE_CACHE and capturing.status(self._driver, stream) is Status.NONE:
+            _empty_ended()
+            _note(self._identity)
 
 
 _dormant: dict[tuple[int, int], Any] = {}  # id of the user's -> the anchor of its pool
@@ -204,11 +217,14 @@ def _reopened(identity: tuple[int, int]) -> Any:
     return anchor
 
 
-#: Pools of ours whose sequences have gone, but not the last torch graph of the user's.
-_ended: dict[tuple[int, int], Any] = {}
-#: Ids of those that have gone for good, but for the memory of tensors that lived on.
-_late: dict[tuple[int, int], None] = {}
+#: Ids of ours that have gone, but for memory of living tensors or of torch graphs of the user's -> how
+#: much of it was free, and could not be given back, at the last look.
+_ended: dict[tuple[int, int], int] = {}
 _LOOKS = 2  # of those, how many one block asks about, at a quarter of a millisecond each
+
+#: Up to torch 2.12, while memory is routed to any pool, `empty_cache` empties but pools that have gone
+#: (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Later ones ask for captures instead.
+_CAN_SPARE_CACHE = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
 _reset_anchors = 0  # since torch's cache of pinned memory was emptied the last time
 _MOST_ANCHORS = 64  # their pinned halves take about 25 KiB of the host each
@@ -221,46 +237,56 @@ def _reset(anchor: Any) -> None:
     _reset_anchors += 1
 
 
-def _end(identity: tuple[int, int]) -> None:
-    """Give back what is free in a pool of ours, unless a torch graph of the user's is in it too.
-
-    A `MemPool` gives it back when it goes (torch's ATen/cuda/MemPool.cpp); in some versions of torch
-    one that is still in use then ends the process.
-    """
-    mempool = _ended.pop(identity, None)  # one thread gets it
-    if mempool is None:
-        return
-    if mempool.use_count() > 1:
-        _ended[identity] = mempool
-        return
-    release.let_go(mempool)
-    del mempool
-    if snapshot(identity):
-        _late[identity] = None
-
-
 def release_ended() -> None:
     """Give back the memory of ended pools whose last tensors, or graphs, have died since.
 
-    There is no call for one pool, nor for its pinned half: this empties torch's caches, as
-    `torch.cuda.graph` does each time, but only where that gives something back. Called while no capture
-    of ours is open.
+    There is no call for one pool, nor for its pinned half. Where torch's cache cannot be spared it is
+    emptied, as `torch.cuda.graph` does each time, but only if that gives something back. Called while no
+    capture is open that this would be a part of.
     """
     global _reset_anchors
-    for identity in list(_ended):
-        _end(identity)
-    is_worth_it = False
-    for identity in list(_late)[:_LOOKS]:
-        _late.pop(identity, None)
-        segments = snapshot(identity)
-        if segments:
-            _late[identity] = None  # the next time others have their turn
-        is_worth_it = is_worth_it or any(not each["active_size"] for each in segments)
-    if is_worth_it:
-        torch.cuda.empty_cache()
+    turn = list(_ended.items())[:_LOOKS]
+    if turn and (_CAN_SPARE_CACHE or any(_free(snapshot(each)) > known for each, known in turn)):
+        _empty_ended()
+    for identity, _ in turn:
+        _note(identity)
     if _reset_anchors >= _MOST_ANCHORS:
         torch._C._host_emptyCache()
         _reset_anchors = 0
+
+
+def _note(identity: tuple[int, int]) -> None:
+    """Look at what an ended pool still has; the next time others have their turn."""
+    _ended.pop(identity, None)
+    segments = snapshot(identity)
+    if segments:
+        _ended[identity] = _free(segments)
+
+
+def _free(segments: list[dict[str, Any]]) -> int:
+    return sum(each["total_size"] for each in segments if not each["active_size"])
+
+
+def _empty_ended() -> None:
+    """Give back what is free in pools that have gone, and torch's cache only where it has to be."""
+    with contextlib.ExitStack() as routes:
+        if _CAN_SPARE_CACHE:
+            nowhere = torch.cuda.graph_pool_handle()
+            for device in range(torch.cuda.device_count()):
+                routes.enter_context(_routed(device, nowhere))
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _routed(device: int, pool: tuple[int, int]) -> Iterator[None]:
+    """Inside, what this thread allocates goes to a pool; nothing is allocated."""
+    try:  # an interrupt may come right behind the first call
+        torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # it has not begun
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
@@ -277,10 +303,7 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
     if torch.cuda.get_allocator_backend() != "native":
         raise errors.allocator_without_pools(torch.cuda.get_allocator_backend())
     if given is None:
-        with torch.cuda.device(device):
-            keep = torch.cuda.MemPool()
-        release.leak(keep)  # its end calls the driver: only `_end` may let it come
-        identity = keep.id
+        identity = torch.cuda.graph_pool_handle()
     elif isinstance(given, torch.cuda.MemPool):
         identity, keep = given.id, given
     elif isinstance(given, tuple) and len(given) == 2:
@@ -293,8 +316,9 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
     with _pools_lock:
         pool = _pools.get((device, *identity))
         if pool is None:
-            pool = _pools[(device, *identity)] = TorchPool(driver, device, identity, keep)
-            pool.is_users = given is not None
-            if pool.is_users:
+            is_users = given is not None
+            pool = TorchPool(driver, device, identity, is_users=is_users, keep=keep)
+            _pools[(device, *identity)] = pool
+            if is_users:
                 pool._anchor = _reopened(identity)
         return pool
