@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import functools
 import pickle
+import types
 from typing import Any, NamedTuple
 
 import pytest
@@ -133,12 +136,83 @@ def test_callables_of_every_kind_can_be_breaks(device):
     seq, y = capture(body)
     assert kinds(seq) == "ge" + "-e" * 4 + "-"
     assert [s.name.rpartition(".")[2] for s in seq.segments[1::2]] == [
-        "step", "static", "of_class", "Model", "partial",
+        "step", "static", "of_class", "Model", "drop",
     ]  # fmt: skip
     x.fill_(100)
     seq.replay()
     assert y.tolist() == [115, 115]
     assert model.calls == 2
+
+
+def test_the_mark_may_stand_above_or_below_static_and_class_methods(device):
+    class Model:
+        @no_graph
+        @staticmethod
+        def static(t: Any) -> None:
+            t.add_(1)
+
+        @no_graph()
+        @classmethod
+        def of_class(cls, t: Any) -> None:
+            assert cls is Model
+            t.add_(2)
+
+    x = torch.zeros(2)
+    seq, _ = capture(lambda: (Model().static(x), Model().of_class(x), Model.static(x)))
+    seq.replay()
+    assert x.tolist() == [8, 8]
+    with pytest.raises(TypeError, match="below @property"):
+        no_graph(property(lambda self: 1))
+
+
+async def later(t: Any) -> None:
+    t.add_(1)
+
+
+def steps(t: Any) -> Any:
+    yield t.add_(1)
+
+
+@pytest.mark.parametrize("function", [later, steps, functools.partial(later)])
+def test_what_does_its_work_after_its_call_cannot_be_marked(function):
+    with pytest.raises(TypeError, match=r"(later|steps) is a generator or an async function"):
+        no_graph(function)
+
+
+@pytest.mark.parametrize("outputs", ["reject", "static"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        later,
+        steps,
+        lambda t: map(t.add_, [1]),
+        lambda t: [steps(t)],
+        contextlib.contextmanager(steps),
+    ],
+)
+def test_work_that_is_still_to_be_done_is_no_result(device, make, outputs):
+    x = torch.ones(2)
+    with pytest.raises(CaptureError, match="still to be done"):
+        capture(lambda: no_graph(outputs=outputs)(lambda t: make(t))(x))
+    assert_nothing_open(device)
+
+
+def test_arguments_may_have_any_name(device):
+    x = torch.ones(2)
+
+    @no_graph(outputs="static")
+    def double(self: int, t: Any) -> Any:
+        return t * self
+
+    def body() -> Any:
+        with torch.no_grad():
+            first = double(self=2, t=x)
+        return first + double(self=3, t=x)
+
+    seq, y = capture(body)
+    x.fill_(4)
+    seq.replay()
+    assert y.tolist() == [20, 20]
 
 
 def test_a_break_three_calls_deep_and_one_inside_another(device):
@@ -206,6 +280,17 @@ def test_a_stub_runs_at_capture_and_the_body_at_replay(device):
     seq.replay()
     assert log == [("stub", 1, 2), ("real", 1, 2)]
     assert y.tolist() == [9, 9]
+
+
+def test_a_stub_that_counts_as_false_is_a_stub(device):
+    class Stub(list):
+        def __call__(self) -> None:
+            calls.append("stub")
+
+    calls: list[str] = []
+    seq, _ = capture(no_graph(capture_stub=Stub())(lambda: calls.append("body")))
+    seq.replay()
+    assert calls == ["stub", "body"]
 
 
 def test_a_stub_gives_static_outputs(device):
@@ -301,7 +386,8 @@ def test_tensors_in_containers_reach_the_break_as_aliases(device):
 )
 def test_an_alias_is_the_same_view(device, make):
     original, seen = make(), []
-    seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(original))
+    with torch.no_grad():
+        seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(original))
     seq.replay()
     alias = seen[1]
     assert type(alias) is torch.Tensor
@@ -324,7 +410,140 @@ def test_a_tensor_subclass_is_given_itself(device):
     assert seen[1] is x
 
 
+def test_one_tensor_given_twice_is_one(device):
+    x, seen = torch.ones(2), []
+    seq, _ = capture(
+        lambda: no_graph(lambda a, b, c: seen.append(a is b is c["x"]))(x, b=x, c={"x": x})
+    )
+    seq.replay()
+    other = torch.zeros(2)
+    seq.rebind({x: other})
+    seq.replay()
+    assert seen == [True] * 3
+
+
+def test_what_was_written_on_a_tensor_is_there_at_replay(device):
+    x, other = torch.ones(2), torch.ones(2)
+    x.scale = 3
+
+    seq, _ = capture(lambda: no_graph(lambda t: t.mul_(t.scale).sum().item())(x))
+    seq.replay()
+    assert x.tolist() == [9, 9]
+    seq.rebind({x: other})
+    seq.replay()
+    assert other.tolist() == [3, 3]
+
+
+def test_a_break_finds_the_gradients_of_parameters(device):
+    w = torch.nn.Parameter(torch.ones(2))
+
+    @no_graph
+    def clip(parameters: Any) -> None:
+        for p in parameters:
+            p.grad.clamp_(max=1.0)
+
+    def body() -> None:
+        (w * w).sum().backward()
+        clip([w])
+        with torch.no_grad():
+            w.sub_(w.grad)
+        w.grad.zero_()
+
+    w.grad = torch.zeros(2)
+    seq, _ = capture(body)
+    with torch.no_grad():
+        w.fill_(5)
+    seq.replay()
+    assert w.tolist() == [4, 4]
+
+
+def test_breaks_in_hooks_of_modules_tensors_and_parameters(device):
+    w, seen = torch.nn.Parameter(torch.ones(2)), {}
+
+    def note(name: str, value: Any) -> None:
+        seen.setdefault(name, []).append(value)
+
+    class Square(torch.nn.Module):
+        def forward(self, t: Any) -> Any:
+            return t * t
+
+    @no_graph
+    def of_module(module: Any, inputs: Any, output: Any) -> None:
+        note("module", output.sum().item())
+
+    @no_graph(outputs="static")
+    def of_tensor(gradient: Any) -> Any:
+        return gradient * 10
+
+    @no_graph
+    def of_parameter(parameter: Any) -> None:
+        note("parameter", parameter.grad.sum().item())
+
+    square = Square()
+    square.register_forward_hook(of_module)
+    w.register_post_accumulate_grad_hook(of_parameter)
+
+    def body() -> None:
+        y = w * 1
+        y.register_hook(of_tensor)
+        square(y).sum().backward()
+
+    seq, _ = capture(body, capture_error_mode="relaxed")
+    w.grad.zero_()
+    with torch.no_grad():
+        w.fill_(3)
+    seq.replay()
+    assert kinds(seq) == "gegege-"
+    assert {name: values[1:] for name, values in seen.items()} == {
+        "module": [18],
+        "parameter": [120],
+    }
+
+
 # ---------------------------------------------------------------- what is refused
+
+
+def test_a_tensor_that_stands_for_others_in_a_transform_is_refused(device):
+    x = torch.ones(3, 2)
+    with pytest.raises(CaptureError, match=r"torch\.func\.vmap"):
+        capture(lambda: torch.vmap(lambda t: bump(t))(x))
+    assert_nothing_open(device)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: {t * 2},
+        lambda t: collections.deque([[t * 2]]),
+        lambda t: types.SimpleNamespace(inside={"t": t * 2}),
+        lambda t: (1, Slotted(t * 2)),
+    ],
+)
+def test_new_tensors_inside_of_a_returned_object_are_refused(device, make):
+    x = torch.ones(2)
+    with pytest.raises(CaptureError, match="that it has made"):
+        capture(lambda: no_graph(make)(x))
+    assert_nothing_open(device)
+
+
+class Slotted:
+    __slots__ = ("inside",)
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+def test_objects_with_older_tensors_in_them_and_arguments_are_returned(device):
+    x = torch.ones(2)
+    older, given = types.SimpleNamespace(inside=torch.ones(2)), types.SimpleNamespace()
+
+    @no_graph
+    def work(t: Any, holder: Any) -> Any:
+        holder.cache = t * 2
+        return older, holder, [5]
+
+    seq, result = capture(lambda: work(x, given))
+    assert result == (older, given, [5])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ What of the driver's fails, and interrupts at each line, are in faults/.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 from collections.abc import Callable
@@ -180,6 +181,37 @@ def test_a_break_whose_error_was_swallowed_poisons_the_block(device):
     assert reached == ["after it", "refused"]
     assert_nothing_open(device)
     check_aftermath(seq, repair=True)
+
+
+class Unprintable(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_error_without_a_text_does_no_harm(device):
+    x, mine = torch.ones(3), Unprintable()
+
+    @no_graph
+    def fails(t: Any) -> None:
+        raise mine
+
+    with pytest.raises(Unprintable), breakable_graph(CUDAGraphSequence()):
+        raise mine
+    with pytest.raises(CaptureError, match="Unprintable, without a text"):
+        with breakable_graph(CUDAGraphSequence()):
+            with contextlib.suppress(Unprintable):
+                fails(x)
+    assert_nothing_open(device)
+
+
+def test_an_error_that_is_raised_again_is_noted_once(device):
+    mine = RuntimeError("something about a capture")
+    counts = set()
+    for _ in range(3):
+        with pytest.raises(RuntimeError), breakable_graph(CUDAGraphSequence()):
+            raise mine
+        counts.add(len(mine.__notes__))
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -139,6 +139,21 @@ def test_an_empty_tensor_is_a_result(device):
     assert y.item() == 1
 
 
+def test_a_list_inside_itself_is_a_result(device):
+    def tangled(t: Any) -> Any:
+        made: list[Any] = [5]
+        made.append(made)
+        return made
+
+    use = [tangled]
+    seq, result = capture(lambda: static(lambda t: use[0](t))(1))
+    assert result[1][1] is result[1]
+    seq.replay()
+    use[0] = lambda t: [5, [5, 5]]
+    with pytest.raises(ReplayError, match="another structure"):
+        seq.replay()
+
+
 def test_static_results_have_no_history(device):
     w = torch.ones(2, requires_grad=True)
 
@@ -168,6 +183,7 @@ class Opaque:
         ({1, 2}, "set"),
         (lambda: None, "function"),
         (torch.float32, "dtype"),
+        (torch.eye(2).to_sparse(), "Tensor of layout sparse_coo"),
     ],
 )
 def test_other_types_are_refused_by_name(device, value, name):
@@ -214,6 +230,7 @@ CHANGES = {
     "none": (fresh, lambda t: None, "another structure"),
     "device": (fresh, lambda t: (torch.empty(2, device="meta"), 5), "meta"),
     "keys": (lambda t: {"a": t * 2}, lambda t: {"b": t * 2}, "another structure"),
+    "sparse": (fresh, lambda t: ((t * 2).to_sparse(), 5), "Tensor of layout sparse_coo"),
     "moved": (lambda t: t, lambda t: t * 1, "memory that it did not return"),
     "no longer one": (lambda t: [t * 2] * 2, lambda t: [t * 2, t * 2], r"result\[1\]"),
 }

@@ -58,6 +58,44 @@ def test_each_container_is_rebuilt_as_its_own_type(value, wanted):
         assert list(made) == list(value)
 
 
+class Named(tuple):
+    """A tuple with a constructor and an attribute of its own."""
+
+    def __new__(cls, first: Any, second: Any, *, name: str) -> Any:
+        made = tuple.__new__(cls, (first, second))
+        made.name = name
+        return made
+
+
+class Sized(list):
+    def __init__(self, size: int) -> None:
+        super().__init__([size] * size)
+        self.size = size
+
+
+class Short(Point):
+    def __new__(cls, x: Any) -> Any:
+        return super().__new__(cls, x, 0)
+
+
+def test_constructors_of_subclasses_are_not_called():
+    named, sized, short = (
+        rebuilt(each, tens) for each in (Named(1, 2, name="n"), Sized(2), Short(3))
+    )
+    assert (type(named), named, named.name) == (Named, (10, 20), "n")
+    assert (type(sized), sized, sized.size) == (Sized, [20, 20], 2)
+    assert (type(short), short, short.x) == (Short, (30, 0), 30)
+
+
+def test_structures_with_themselves_inside_are_compared():
+    one: list[Any] = [1]
+    one.append(one)
+    other: list[Any] = [2]
+    other.append(other)
+    assert shape(one) == shape(other)
+    assert shape(one) != shape([1, [1, 1]])
+
+
 def test_a_default_dict_keeps_its_factory():
     made = rebuilt(defaultdict(list, a=1), tens)
     assert made == {"a": 10}

@@ -7,6 +7,7 @@ from threads that have nothing to do with one. Outside of any block it costs one
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -56,8 +57,6 @@ def no_graph(
 
     Raises `TypeError` or `ValueError` for bad arguments.
     """
-    if function is not None and not callable(function):
-        raise errors.not_callable("function", function)
     if capture_stub is not None and not callable(capture_stub):
         raise errors.not_callable("capture_stub", capture_stub)
     if outputs not in _OUTPUTS:
@@ -72,11 +71,17 @@ def no_graph(
 def _mark(
     function: Callable[..., Any], *, enable: bool, stub: Callable[..., Any] | None, static: bool
 ) -> Callable[..., Any]:
+    if isinstance(function, (staticmethod, classmethod)):  # the mark may stand above or below them
+        made = _mark(function.__func__, enable=enable, stub=stub, static=static)
+        return type(function)(made)
+    if isinstance(function, property):
+        raise errors.marked_property()
     if not callable(function):
         raise errors.not_callable("function", function)
     if not enable:
         return function
-    name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    name = _name_of(function)
+    _refuse_unfinished(function, name)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -90,6 +95,20 @@ def _mark(
     # torch.compile has to leave the call alone, or the break would be compiled into the segment.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _refuse_unfinished(function: Callable[..., Any], name: str) -> None:
+    for is_unfinished in (
+        inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction,
+    ):  # fmt: skip
+        if is_unfinished(function):
+            raise errors.marked_unfinished(name)
 
 
 def force_no_graph() -> None:

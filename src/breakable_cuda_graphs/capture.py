@@ -308,7 +308,7 @@ class Block(blocks.Unfinished):
             raise problems[0]
         if error is not None:
             for other in problems:
-                error.add_note(errors.while_closing(other))
+                errors.note(error, errors.while_closing(other))
 
     def is_at_work(self) -> bool:
         """Whether this thread is inside the block's beginning or end."""
@@ -380,7 +380,7 @@ class Block(blocks.Unfinished):
             try:
                 self._abandon_segment()
             except Exception as problem:
-                error.add_note(errors.while_closing(problem))
+                errors.note(error, errors.while_closing(problem))
             raise
 
     def _end_segment(self, where: str) -> None:
@@ -541,7 +541,7 @@ class Block(blocks.Unfinished):
         if args or kwargs:
             histories += self._histories(args, kwargs)
             stand_ins, addresses = self._stand_ins(name, args, kwargs)
-        value = (stub or function)(*args, **kwargs)
+        value = (function if stub is None else stub)(*args, **kwargs)
         for path, leaf, arrays, before in histories:
             if arrays.history(leaf) != before:
                 raise errors.history_changed(name, path)
@@ -553,7 +553,8 @@ class Block(blocks.Unfinished):
             result = results.StaticResult(name, value, scene)
             value = result.take()
         elif value is not None:
-            results.refuse_arrays(name, value, self.find_arrays)
+            call = (args, kwargs)
+            results.refuse_arrays(name, value, self.find_arrays, self.session, call)
         segment = EagerSegment(
             len(self._segments), function, *stand_ins, name=name, modes=modes, result=result
         )
@@ -572,17 +573,22 @@ class Block(blocks.Unfinished):
     ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], frozenset[int]]:
         """The arguments as replays see them, and the memory that they lie in."""
         addresses = set()
+        known: dict[int, Any] = {}  # one array given twice is one stand-in
 
         def replace(leaf: Any, path: str) -> Any:
             arrays = self.find_arrays(leaf)
             if arrays is None:
                 return leaf
+            if id(leaf) in known:
+                return known[id(leaf)]
             if arrays.can_alias(leaf):
                 address, nbytes, storage = arrays.storage(leaf)
                 addresses.add(address)
                 self._hold(storage, nbytes)
             role = f"argument {path} of the break {name}, captured at {self._line}"
-            return self.sequence._memory.argument(leaf, arrays, self.session, self._rules, role)
+            memory = self.sequence._memory
+            made = known[id(leaf)] = memory.argument(leaf, arrays, self.session, self._rules, role)
+            return made
 
         made = structures.rebuilt_call(args, kwargs, replace)
         return made, frozenset(addresses)
@@ -659,7 +665,7 @@ class Block(blocks.Unfinished):
         if self._host_nodes == "refuse" and self._holds_host_node():
             notes.append(str(errors.host_nodes(len(self._segments))))  # CuPy stumbles over its own
         for note in notes:
-            error.add_note(note)
+            errors.note(error, note)
 
     def _holds_host_node(self) -> bool:
         """Whether the open segment holds a host callback."""

@@ -269,11 +269,11 @@ class _Meetings:
         if self._is_over:
             return
         self._is_over = True
-        text = f"{type(error).__name__}: {error}"
+        text = errors.said(error)
         try:
             self._say({_FAILED: text[:1000]})
         except Exception as problem:  # the store is gone: so are the others, or they will time out
-            error.add_note(errors.others_not_told(problem))
+            errors.note(error, errors.others_not_told(problem))
 
     def _say(self, what: dict[str, Any]) -> int:
         store, count = _counted.get(self._group, (None, 0))

@@ -19,6 +19,7 @@ nothing of the package, so every floor may use it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 __all__ = [
@@ -89,6 +90,24 @@ class StaleInputError(ReplayError):
 
 class ProcessError(RuntimeError):
     """A sequence, graph or stream of the parent process was used in a forked child."""
+
+
+# ---------------------------------------------------------------- errors of others
+
+
+def said(error: BaseException) -> str:
+    """An error in one line, whatever becomes of asking it for its text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, without a text"
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a note to an error on its way, which nothing may hinder; once, however often it is raised."""
+    with contextlib.suppress(Exception):
+        if text not in getattr(error, "__notes__", ()):
+            error.add_note(text)
 
 
 # ---------------------------------------------------------------- driver calls
@@ -169,6 +188,18 @@ def not_a_stream(given: object) -> TypeError:
 
 def not_callable(name: str, given: object) -> TypeError:
     return TypeError(f"`{name}` must be callable, not {type(given).__name__}")
+
+
+def marked_property() -> TypeError:
+    return TypeError("@no_graph marks a function: write it below @property, not above")
+
+
+def marked_unfinished(name: str) -> TypeError:
+    return TypeError(
+        f"{name} is a generator or an async function: calling it does none of its work, which would run "
+        "later, in the segment behind the break, and never at a replay. Mark an ordinary function that "
+        "does the work before it returns."
+    )
 
 
 def bad_choice(name: str, given: object, choices: Sequence[str]) -> ValueError:
@@ -289,6 +320,26 @@ def break_returns_arrays(name: str, path: str) -> CaptureError:
     return error
 
 
+def break_returns_hidden_arrays(name: str, path: str, kind: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} returns a {kind} (result{path}) with CUDA tensors in it that it has made, and "
+        "the next segment would find only the first of them at its address. Return the tensors, in "
+        'tuples, lists, dicts or data classes and with @no_graph(outputs="static"), or write them into '
+        "an argument."
+    )
+    error.function = name
+    return error
+
+
+def break_unfinished(name: str, path: str, kind: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} returns a {kind} (result{path}), whose work is still to be done: it would run "
+        "in the next segment, and never at a replay. Do the work before the break returns."
+    )
+    error.function = name
+    return error
+
+
 def result_of_unknown_type(name: str, path: str, kind: str) -> CaptureError:
     error = CaptureError(
         f'the break {name} returns a {kind} (result{path}): with outputs="static" a result is made of '
@@ -307,6 +358,14 @@ def result_requires_grad(name: str, path: str) -> CaptureError:
     )
     error.function = name
     return error
+
+
+def tensor_without_memory() -> CaptureError:
+    return CaptureError(
+        "a tensor that a break was given or has returned has no memory that a replay could find again: "
+        "it stands for others inside of torch.func.vmap, grad or another transform. Call the break "
+        "outside of the transform, or transform inside of the break."
+    )
 
 
 def history_changed(name: str, argument: str) -> CaptureError:
@@ -612,7 +671,7 @@ def unjoined(
 
 def poisoned(cause: BaseException) -> CaptureError:
     return CaptureError(
-        f"this capture failed in a break or at its border ({type(cause).__name__}: {cause}), and the "
+        f"this capture failed in a break or at its border ({said(cause)}), and the "
         "body went on as if it had not. Nothing of the block is kept."
     )
 
@@ -625,7 +684,7 @@ def advice_on_draws() -> str:
 
 
 def while_closing(problem: BaseException) -> str:
-    return f"and while the capture was closed: {type(problem).__name__}: {problem}"
+    return f"and while the capture was closed: {said(problem)}"
 
 
 def place(segment: int) -> str:
@@ -754,7 +813,7 @@ def ranks_differ(
 
 
 def others_not_told(problem: BaseException) -> str:
-    return f"and the other ranks could not be told: {type(problem).__name__}: {problem}"
+    return f"and the other ranks could not be told: {said(problem)}"
 
 
 # ---------------------------------------------------------------- graphs, nodes and edits

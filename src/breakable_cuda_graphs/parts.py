@@ -109,7 +109,8 @@ class Recording(blocks.Unfinished):
             if error is None or not isinstance(problem, Exception):
                 self.put_back()
                 raise
-            error.add_note(errors.while_closing(problem))  # the body's own error is the one to see
+            # The body's own error is the one to see.
+            errors.note(error, errors.while_closing(problem))
         release.drain()
 
     def is_at_work(self) -> bool:

@@ -148,7 +148,7 @@ class _InModes:
     def __init__(self, framework: Framework, modes: Any, body: Callable[..., Any]) -> None:
         self._framework, self._modes, self._body = framework, modes, body
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> None:
         with self._framework.in_modes(self._modes):
             self._body(*args, **kwargs)
 

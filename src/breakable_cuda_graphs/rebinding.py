@@ -343,10 +343,14 @@ class _Rebinding:
 
     def _break(self, segment: EagerSegment) -> None:
         changed = 0
+        known: dict[int, Any] = {}  # one array given twice stays one
 
         def replace(leaf: Any, path: str) -> Any:
             nonlocal changed
-            new = self._leaf(leaf, f"argument {path} of the break {segment.name}")
+            new = known.get(id(leaf))
+            if new is None:
+                what = f"argument {path} of the break {segment.name}"
+                new = known[id(leaf)] = self._leaf(leaf, what)
             changed += new is not leaf
             return new
 

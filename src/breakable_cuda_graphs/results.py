@@ -10,7 +10,7 @@ plain copy would broadcast, cast or misalign without a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -43,11 +43,47 @@ class _Place(NamedTuple):
     fixed: tuple[Any, ...] | None  # the result has to be just this memory; None: copied to target
 
 
-def refuse_arrays(name: str, value: Any, find: FindArrays) -> None:
-    """Without static outputs a break may return anything but device arrays."""
+def refuse_arrays(
+    name: str, value: Any, find: FindArrays, session: Session, call: tuple[Any, Any]
+) -> None:
+    """Without static outputs a break may return anything but device arrays that it has made.
+
+    Those it may have put into an object; what an argument of its call holds is where it was.
+    """
+    given: set[int] | None = None
     for path, leaf in structures.leaves(value):
         if find(leaf) is not None:
             raise errors.break_returns_arrays(name, path)
+        if leaf is None or isinstance(leaf, _PLAIN):
+            continue
+        refuse_unfinished(name, path, leaf)
+        if given is None:
+            given = {id(each) for _, each in structures.leaves_of_call(*call)}
+        if id(leaf) not in given and _holds_new_arrays(leaf, find, session):
+            raise errors.break_returns_hidden_arrays(name, path, type(leaf).__name__)
+
+
+def _holds_new_arrays(value: Any, find: FindArrays, session: Session) -> bool:
+    for each in structures.within(value):
+        arrays = find(each)
+        if arrays is not None and arrays.can_alias(each):
+            address, nbytes, _ = arrays.storage(each)
+            if nbytes and session.birth(address) is Birth.BREAK:
+                return True
+    return False
+
+
+#: What a call returns whose body is still to be run, by whoever asks for the result.
+_UNFINISHED = (Generator, AsyncGenerator, Awaitable, map, filter)
+
+
+def refuse_unfinished(name: str, path: str, value: Any) -> None:
+    """What runs later runs in the next segment at capture, and not at all at a replay."""
+    is_region = type(value).__module__ == "contextlib" and hasattr(value, "gen")  # @contextmanager
+    if is_region or isinstance(value, _UNFINISHED):
+        if isinstance(value, Coroutine):
+            value.close()  # or Python warns that it was never awaited
+        raise errors.break_unfinished(name, path, type(value).__name__)
 
 
 class StaticResult:
@@ -78,12 +114,13 @@ class StaticResult:
         arrays = scene.find(leaf)
         if arrays is None:
             if not isinstance(leaf, _PLAIN):
-                raise errors.result_of_unknown_type(self._name, path, type(leaf).__name__)
+                refuse_unfinished(self._name, path, leaf)
+                raise errors.result_of_unknown_type(self._name, path, in_words(leaf))
             return leaf
         if arrays.requires_grad(leaf):
             raise errors.result_requires_grad(self._name, path)
         if not arrays.can_alias(leaf):
-            raise errors.result_of_unknown_type(self._name, path, type(leaf).__name__)
+            raise errors.result_of_unknown_type(self._name, path, in_words(leaf))
         origin = (arrays.kind(leaf), arrays.place(leaf))
         place = self._by_origin.get(origin)
         if place is None:
@@ -125,10 +162,12 @@ class StaticResult:
             place.arrays.copy(place.target, leaf)
 
     def _check(self, place: _Place, path: str, leaf: Any, arrays: Arrays | None) -> None:
-        if arrays is not place.arrays or arrays.kind(leaf) != place.kind:
-            now = describe(arrays, leaf) if arrays is not None else outline(leaf)
-            raise errors.result_changed(self._name, path, describe(place.arrays, place.target), now)
-        if place.fixed is not None and arrays.place(leaf) != place.fixed:
+        known = place.arrays
+        is_plain = arrays is known and known.can_alias(leaf)
+        if not is_plain or known.kind(leaf) != place.kind:
+            now = describe(known, leaf) if is_plain else in_words(leaf)
+            raise errors.result_changed(self._name, path, describe(known, place.target), now)
+        if place.fixed is not None and known.place(leaf) != place.fixed:
             raise errors.result_moved(self._name, path)
 
     def _plan_copy(
@@ -143,13 +182,27 @@ class StaticResult:
             raise errors.result_moved(self._name, path)
 
 
-def outline(value: Any) -> str:
+def in_words(leaf: Any) -> str:
+    """The type of a leaf, and of a tensor what makes it another kind of tensor."""
+    if leaf is None:
+        return "None"
+    layout = str(getattr(leaf, "layout", "")).removeprefix("torch.")
+    words = [type(leaf).__name__]
+    if layout not in ("", "strided"):
+        words.append(f"of layout {layout}")
+    if getattr(leaf, "is_quantized", False):
+        words.append(f"of type {leaf.dtype}".replace("torch.", ""))
+    device = getattr(leaf, "device", None)
+    return " ".join([*words, f"on {device}"] if device is not None else words)
+
+
+def outline(value: Any, depth: int = 8) -> str:
     """The structure of a value in one line: (tensor, [tensor], None)."""
     parts = structures.children(value)
     if parts is None:
-        device = getattr(value, "device", None)
-        where = f" on {device}" if device is not None else ""
-        return "None" if value is None else type(value).__name__ + where
-    inside = ", ".join(f"{step.strip('.')}: {outline(part)}" for step, part in parts[:8])
+        return in_words(value)
+    if not depth:
+        return f"{type(value).__name__}(...)"
+    inside = ", ".join(f"{step.strip('.')}: {outline(part, depth - 1)}" for step, part in parts[:8])
     more = ", ..." if len(parts) > 8 else ""
     return f"{type(value).__name__}({inside}{more})"

@@ -195,7 +195,7 @@ class EagerSegment:
         self._result = result
         self._does_nothing = does_nothing  # force_no_graph: a border without a body
 
-    def call_and_fill(self, *args: Any, **kwargs: Any) -> None:
+    def call_and_fill(self, /, *args: Any, **kwargs: Any) -> None:
         """The body, and its result brought to its fixed places (what a replay calls)."""
         assert self._result is not None
         self._result.fill(self.fn(*args, **kwargs))

@@ -7,8 +7,10 @@ object that it is, so that a break can fill a list of the caller's.
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,12 +71,28 @@ def _like(value: Any, made: list[Any], parts: list[tuple[str, Any]]) -> Any:
             new[key] = part  # not update(): some mappings refuse it
         return new
     if isinstance(value, tuple):
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
-    if isinstance(value, list):
-        return made if type(value) is list else type(value)(made)
+        return _like_tuple(value, made)
+    if type(value) is list:
+        return made
     new = copy.copy(value)
+    if isinstance(value, list):
+        new[:] = made
+        return new
     for (step, _), part in zip(parts, made, strict=True):
         object.__setattr__(new, step[1:], part)  # a frozen data class too
+    return new
+
+
+def _like_tuple(value: Any, made: list[Any]) -> Any:
+    """A tuple of the same type, without its constructor, which may take other arguments."""
+    if type(value) is tuple:
+        return tuple(made)
+    try:
+        new = tuple.__new__(type(value), made)
+    except TypeError:  # one that C has made (`torch.return_types`): always made from its parts
+        return type(value)(made)
+    if hasattr(new, "__dict__"):
+        vars(new).update(vars(value))
     return new
 
 
@@ -94,9 +112,48 @@ def rebuilt_call(
     return made, {key: rebuilt(value, replace, key) for key, value in kwargs.items()}
 
 
-def shape(value: Any) -> Any:
+def shape(value: Any, above: tuple[int, ...] = ()) -> Any:
     """The structure of a value without its leaves; two of one structure compare equal."""
     parts = children(value)
     if parts is None:
         return None
-    return type(value).__name__, tuple((step, shape(part)) for step, part in parts)
+    if id(value) in above:
+        return above[::-1].index(id(value))  # a container inside itself: how far up it is
+    inside = (*above, id(value))
+    return type(value).__name__, tuple((step, shape(part, inside)) for step, part in parts)
+
+
+#: Values that hold nothing which somebody could have put there, or too much.
+_OPAQUE = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
+    str, bytes, int, float, complex,
+)  # fmt: skip
+
+_MANY = 1000
+
+
+def within(value: Any) -> Iterator[Any]:
+    """A value and what it holds, objects that are no containers too: by attribute or as a member.
+
+    Of large ones only the first thousand things.
+    """
+    left, seen = [value], set[int]()
+    while left and len(seen) < _MANY:
+        each = left.pop()
+        if id(each) not in seen and not isinstance(each, _OPAQUE):
+            seen.add(id(each))
+            yield each
+            parts = children(each)
+            left += _held(each) if parts is None else [part for _, part in parts]
+
+
+def _held(value: Any) -> list[Any]:
+    if isinstance(value, (set, frozenset, collections.deque)):
+        return [*value]
+    if isinstance(value, types.MappingProxyType):
+        return [*value.values()]
+    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    held = [getattr(value, name, None) for name in names if not name.startswith("__")]
+    own = getattr(value, "__dict__", None)
+    return [*held, *own.values()] if type(own) is dict else held

@@ -103,6 +103,8 @@ def _storages() -> list[tuple[int, int, Any]]:
     found = []
     for thing in tensors_in(None):
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided:
+            if torch._C._functorch.is_functorch_wrapped_tensor(thing):
+                continue
             storage = thing.untyped_storage()
             is_real = thing.device.type == "cpu" and not is_alias_storage(storage)
             if storage.nbytes() and is_real:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .tensors import alias_storage
+from .tensors import alias_storage, keep_attributes
 
 
 def moved(value: Any, start: int, end: int, shift: int) -> Any:
@@ -29,6 +29,7 @@ def moved(value: Any, start: int, end: int, shift: int) -> Any:
             made = made.conj()
         if value.is_neg():
             made = torch._neg_view(made)
+    keep_attributes(made, value)
     return made
 
 

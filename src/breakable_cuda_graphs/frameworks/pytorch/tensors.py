@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ... import errors
 from ..collector import instances
 
 _ALIAS = "_is_alias_of_breakable_cuda_graphs"
@@ -39,11 +40,15 @@ class Tensors:
         return isinstance(value, torch.Tensor) and value.device.type == self._device_type
 
     def can_alias(self, value: Any) -> bool:
-        """Ordinary tensors only: of a subclass or a sparse one only the object itself is enough."""
+        """Ordinary tensors only: of a subclass or a sparse one only the object itself is enough.
+
+        So it is of a leaf that autograd works on: a gradient belongs to the object, not to its memory.
+        """
         return (
             type(value) in (torch.Tensor, torch.nn.Parameter)
             and value.layout is torch.strided
             and not value.is_quantized
+            and not (value.is_leaf and _is_trained(value))
         )
 
     def alias(self, value: Any) -> Any:
@@ -57,6 +62,7 @@ class Tensors:
                 made = made.conj()
             if value.is_neg():
                 made = torch._neg_view(made)
+        keep_attributes(made, value)
         return made
 
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
@@ -68,7 +74,10 @@ class Tensors:
         return value.detach()
 
     def storage(self, value: Any) -> tuple[int, int, Any]:
-        storage = value.untyped_storage()
+        try:
+            storage = value.untyped_storage()
+        except NotImplementedError as error:
+            raise errors.tensor_without_memory() from error
         return storage.data_ptr(), storage.nbytes(), storage
 
     def keeper(self, value: Any) -> Any:
@@ -94,6 +103,17 @@ class Tensors:
     def copy(self, target: Any, source: Any) -> None:
         with torch.no_grad():
             target.copy_(source)
+
+
+def _is_trained(leaf: Any) -> bool:
+    return leaf.grad is not None or (leaf.requires_grad and torch.is_grad_enabled())
+
+
+def keep_attributes(alias: Any, value: Any) -> None:
+    """What users have written on a tensor (a scale, a name) is looked for on its alias too."""
+    written = value.__dict__
+    if written:
+        alias.__dict__.update(written)
 
 
 def tensors_in(generation: int | None) -> list[Any]:
