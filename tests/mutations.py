@@ -176,7 +176,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a static result of another shape is copied", "results.py",
-        "        if arrays is not place.arrays or arrays.kind(leaf) != place.kind:\n", "        if False:\n",
+        "        if not is_plain or known.kind(leaf) != place.kind:\n", "        if False:\n",
         "tests/test_results.py",
     ),
     Mutation(

@@ -36,6 +36,11 @@ def mix(t: Any, w: Any) -> None:
     t.add_(w)
 
 
+@no_graph
+def add_sum(t: Any, s: Any) -> None:
+    t.add_(s.sum())
+
+
 def full(value: float, n: int = N) -> Any:
     return torch.full((n,), float(value))
 
@@ -273,6 +278,17 @@ def test_edits_in_between_are_moved_and_kept(device: Any) -> None:
     seq.replay()
     assert y.tolist() == [3.0] * N
     seq.reset()
+
+
+def test_arguments_without_memory_of_their_own_are_no_hindrance(device: Any) -> None:
+    x, other, sparse = full(1), full(0), torch.eye(N).to_sparse()
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        add_sum(x, s=sparse)
+    seq.rebind({x: other})
+    seq.replay()
+    assert other.tolist() == [N] * N
+    assert "1 break" in str(seq)
 
 
 def test_static_results_of_breaks_move(device: Any) -> None:

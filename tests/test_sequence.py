@@ -453,10 +453,11 @@ def test_a_sequence_in_a_cycle_collected_inside_a_capture_harms_nothing(device):
 
 
 def test_copies_and_pickles_say_why_not(device):
-    seq = CUDAGraphSequence()
-    for act in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="owns CUDA graphs"):
-            act(seq)
+    seq, _ = capture(lambda: torch.ones(2) + 1)
+    for owner in (seq, *seq.segments):
+        for act in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"a {type(owner).__name__} .* owns CUDA graphs"):
+                act(owner)
 
 
 def test_a_failed_capture_does_not_replay_until_one_succeeds(device):

@@ -50,7 +50,10 @@ class Memory(NamedTuple):
 def array_memory(value: Any) -> Memory | None:
     """The memory of an array of any library, or None for anything else."""
     if callable(getattr(value, "data_ptr", None)) and hasattr(value, "element_size"):
-        return _torch_memory(value)
+        try:
+            return _torch_memory(value)
+        except RuntimeError:  # a sparse one, or one that stands for others: no memory of its own
+            return None
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
         return _interface_memory(value, interface, is_host=False)

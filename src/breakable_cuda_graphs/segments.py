@@ -8,7 +8,7 @@ knows its graph (what was captured) and, apart from it, what launches it.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import errors
 from ._driver import contexts, reading
@@ -109,6 +109,9 @@ class GraphSegment:
         template.is_open, template.shown = False, Shadow()
         made._seen = template
         return made
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable(type(self).__name__)
 
     def _belong(self, sequence: CUDAGraphSequence) -> None:
         """The sequence that runs this segment: its turn, its mark, and whose memory is whose."""
