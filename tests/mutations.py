@@ -43,7 +43,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a handle is destroyed twice", "_driver/handles.py",
-        "destroy(self.slot.pop())", "destroy(self.slot[0]); destroy(self.slot.pop())",
+        "call(slot.pop())", "call(slot[0]); call(slot.pop())",
         "tests/_driver/test_handles.py",
     ),
     Mutation(

@@ -19,13 +19,14 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from . import blocks, debugging, errors, journals, results, structures, traps
+from . import blocks, debugging, errors, results, structures, traps
 from ._driver import bindings, capturing, contexts, reading, release, userobjects
 from ._driver.capturing import Status
 from ._driver.ordering import join
 from .annotations import StackRecorder
 from .frameworks import companions, interfaces
 from .frameworks.base import Arrays, Captured, Framework, Session
+from .journals import Journal
 from .liveness import Memory, Rules
 from .segments import EagerSegment, GraphSegment
 from .sequence import CUDAGraphSequence
@@ -38,6 +39,10 @@ _HOST_NODES = ("refuse", "allow")
 _HOLD_LIMIT = 4 << 20
 
 _END = "the end of the block"  # where a last segment ends
+
+_KERNELS = frozenset({reading.KERNEL})
+
+_NOWHERE: frozenset[int] = frozenset()
 
 
 class breakable_graph:
@@ -152,7 +157,7 @@ class Block(blocks.Unfinished):
         self.mode = mode
         self._barrier_fn = barrier_fn
         self._rules = rules
-        self._host_nodes = host_nodes
+        self._allows_host_nodes = host_nodes == "allow"
         self._debug = os.environ.get(debugging.VARIABLE, "") not in ("", "0")
         self.framework: Framework = self._choose_framework(stream)
         self._context_before = 0  # of another device, which was current before this block
@@ -163,6 +168,7 @@ class Block(blocks.Unfinished):
             self._leave_device()
             raise
         self.find_arrays = interfaces.finder(self.framework)
+        self._host_is_device = self.driver.simulated and self.framework.name != "raw"
         self._ambient: Any = None
         self._segments: list[GraphSegment | EagerSegment] = []
         self._memory_mark: Any = None
@@ -174,6 +180,7 @@ class Block(blocks.Unfinished):
         self._line = debugging.user_line()  # where the present segment began
         self._poison: BaseException | None = None
         self._stacks: StackRecorder | None = None
+        self.journal: Journal | None = None  # begun by whoever first has something to note
         self.before_commit: Callable[[], object] | None = None  # all has been captured well
         self.in_body = ""  # the part of a conditional node that is being captured now
 
@@ -385,11 +392,8 @@ class Block(blocks.Unfinished):
 
     def _end_segment(self, where: str) -> None:
         """End the open segment and keep its graph, or raise what was wrong with it."""
-        index = len(self._segments)
-        if self.mode != "relaxed" and not self.is_home():
-            raise errors.other_thread(index, where, self.mode)
         try:
-            self._finish_segment(index, where)
+            self._finish_segment(len(self._segments), where)
         except BaseException as error:
             self._poison = error  # the body may hide it
             raise
@@ -399,28 +403,33 @@ class Block(blocks.Unfinished):
             self._stacks.flush()
         info = self.driver.capture_info(self.stream)
         survey = None
+        names: list[str] = []
+        streams: list[int] = []
         if info.graph is not None:
             survey = reading.Survey(self._reader, info.graph, info.dependencies)
-        names, streams = self._dangling(info, survey)
+            if survey.dangling:
+                names, streams = self._dangling(info, survey)
         captured = self.session.end(survey)
-        self._is_open = captured.graph is None  # what is left of it then is ended by `abandon`
-        problem = captured.problem
-        if survey is not None:
+        code, graph, runner, problem, keep = captured
+        self._is_open = graph is None  # what is left of it then is ended by `abandon`
+        if survey is not None and survey.kinds != _KERNELS:
             problem = problem or self._trap(index, where, survey)
-            if survey.missed:
-                problem = errors.unjoined(index, where, names, streams)
-        if captured.graph is None:
-            problem = self._reason(index, where, captured.code, names, streams)
+        if survey is not None and survey.missed:
+            problem = errors.unjoined(index, where, names, streams)
+        if graph is None:
+            problem = self._reason(index, where, code, names, streams)
         if problem is not None:
             self._refuse(captured, problem)
-        assert captured.graph is not None
+        assert graph is not None
         assert survey is not None
-        if captured.keep is not None:
-            self.keep(captured.keep)
-        segment = GraphSegment(index, captured.graph, frozenset(survey.kinds), captured.runner)
+        if keep is not None:
+            self.keep(keep)
+        segment = GraphSegment(index, graph, frozenset(survey.kinds), runner)
         segment.line = self._line
+        if self.journal is not None:
+            segment._note(self.journal)
         self._segments.append(segment)
-        if self._rules.check_liveness or self._rules.keep_inputs:
+        if self._rules.looks_into_segments:
             role = f"read or written in segment {index}, captured at {self._line}"
             self.sequence._memory.note_segment(survey, self.session, self._rules, role)
 
@@ -428,8 +437,7 @@ class Block(blocks.Unfinished):
         """What the segment holds that no replay can do right."""
         return traps.find(
             self.driver, survey, index, where, is_last=where == _END,
-            allows_host_nodes=self._host_nodes == "allow",
-            host_is_device=self.driver.simulated and self.framework.name != "raw",
+            allows_host_nodes=self._allows_host_nodes, host_is_device=self._host_is_device,
         )  # fmt: skip
 
     def _reason(
@@ -442,7 +450,7 @@ class Block(blocks.Unfinished):
         return errors.capture_lost(index, where, self.mode, cause)
 
     def _dangling(
-        self, info: bindings.CaptureInfo, survey: reading.Survey | None
+        self, info: bindings.CaptureInfo, survey: reading.Survey
     ) -> tuple[list[str], list[int]]:
         """What nobody waits for, and on which streams, while the graph is there to be asked.
 
@@ -450,8 +458,6 @@ class Block(blocks.Unfinished):
         one, even where the driver does not mind: it takes what NCCL began with `async_op=True` for
         joined, and a `wait()` in a break then fails with no more than "invalid argument".
         """
-        if survey is None or not survey.dangling:
-            return [], []
         streams = []
         if self._debug:
             streams = debugging.unjoined_streams(self.driver, info, survey.dangling)
@@ -496,9 +502,9 @@ class Block(blocks.Unfinished):
         self._end_segment(name)
         self._line = debugging.user_line()
         segment = EagerSegment(
-            len(self._segments), does_nothing, (), {}, name=name, does_nothing=True
-        )
-        segment.line, segment.scopes = self._line, journals.open_labels(self)
+            len(self._segments), does_nothing, (), {}, name=name, line=self._line,
+            scopes=self._open_scopes(), does_nothing=True,
+        )  # fmt: skip
         self._segments.append(segment)
         self._begin_segment()
 
@@ -516,14 +522,13 @@ class Block(blocks.Unfinished):
         try:
             if self._barrier_fn is not None:
                 self._barrier_fn()
-            with self._stream_current():
-                value, segment = self._call(function, args, kwargs, name, stub, static)
+            call = self._call if self._is_stream_current() else self._call_on_stream
+            value, segment = call(function, args, kwargs, name, stub, static)
         except BaseException as error:
             self._poison = error
             raise
         finally:
             self.in_break = ""
-        segment.line, segment.scopes = self._line, journals.open_labels(self)
         self._segments.append(segment)
         self._begin_segment()
         return value
@@ -536,10 +541,9 @@ class Block(blocks.Unfinished):
         modes = self.framework.modes()
         self.session.before_break()
         histories: list[Any] = []
-        stand_ins: Any = ((), {})
-        addresses: frozenset[int] = frozenset()
+        stand_ins, addresses = (args, kwargs), _NOWHERE
         if args or kwargs:
-            histories += self._histories(args, kwargs)
+            histories = list(self._histories(args, kwargs))
             stand_ins, addresses = self._stand_ins(name, args, kwargs)
         value = (function if stub is None else stub)(*args, **kwargs)
         for path, leaf, arrays, before in histories:
@@ -556,9 +560,28 @@ class Block(blocks.Unfinished):
             call = (args, kwargs)
             results.refuse_arrays(name, value, self.find_arrays, self.session, call)
         segment = EagerSegment(
-            len(self._segments), function, *stand_ins, name=name, modes=modes, result=result
-        )
+            len(self._segments), function, stand_ins[0], stand_ins[1], name=name, line=self._line,
+            scopes=self._open_scopes(), modes=modes, result=result,
+        )  # fmt: skip
         return value, segment
+
+    def _call_on_stream(self, *args: Any) -> tuple[Any, EagerSegment]:
+        """The same where the body has made another stream current than the capture's."""
+        follower = companions.follower(self.framework)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.framework.stream_current(self._stream_object))
+            if follower is not None:
+                stack.enter_context(follower.stream_current(self._handle))
+            return self._call(*args)
+
+    def _is_stream_current(self) -> bool:
+        """Whether the capture stream is the current one, as a break needs it."""
+        follower = companions.follower(self.framework)
+        follows = follower is None or follower.stands_at(self._handle)
+        return follows and self.framework.current_stream() == self._handle
+
+    def _open_scopes(self) -> tuple[str, ...]:
+        return () if self.journal is None else self.journal.open_labels
 
     def _histories(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -602,18 +625,6 @@ class Block(blocks.Unfinished):
         if self._held_bytes + nbytes <= _HOLD_LIMIT:
             self._held_bytes += nbytes
             self._held.append(storage)
-
-    def _stream_current(self) -> contextlib.AbstractContextManager[Any]:
-        """The capture stream as current, whatever the body has made current before a break."""
-        follower = companions.follower(self.framework)
-        follows = follower is None or follower.stands_at(self._handle)
-        if follows and self.framework.current_stream() == self._handle:
-            return contextlib.nullcontext()
-        stack = contextlib.ExitStack()
-        stack.enter_context(self.framework.stream_current(self._stream_object))
-        if follower is not None:
-            stack.enter_context(follower.stream_current(self._handle))
-        return stack
 
     # ---- embedding other sequences
 
@@ -662,7 +673,7 @@ class Block(blocks.Unfinished):
             notes = errors.advice(self.mode, error)
         if notes or debugging.raised_by_a_library(error):
             notes.insert(0, errors.place(len(self._segments)))
-        if self._host_nodes == "refuse" and self._holds_host_node():
+        if not self._allows_host_nodes and self._holds_host_node():
             notes.append(str(errors.host_nodes(len(self._segments))))  # CuPy stumbles over its own
         for note in notes:
             errors.note(error, note)

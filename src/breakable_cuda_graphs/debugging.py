@@ -52,7 +52,7 @@ _HERE = os.path.dirname(__file__) + os.sep
 
 def user_line() -> str:
     """The nearest line of the calling thread that is not this library's, as "file:line"."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(3)  # who asks, and whoever called that, is the library
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back  # type: ignore[assignment]
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"

@@ -9,11 +9,9 @@ something to note; a capture that nobody annotates pays nothing.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import blocks
 from ._driver.bindings import Driver, types
 from ._driver.works import Conditional
 from .templates import Notes
@@ -127,8 +125,6 @@ class Journal:
 
 # ---------------------------------------------------------------- whose journal
 
-_journals: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
-
 #: `Graph.capture` blocks and bodies that are open, by thread; the innermost last.
 open_recordings: dict[int, list[Recording]] = {}
 
@@ -142,29 +138,8 @@ class Page(NamedTuple):
 
 def of_block(block: Block) -> Page:
     """The journal of a block, begun now if nobody has."""
-    journal = _journals.get(block)
+    journal = block.journal
     if journal is None:
-        journal = _journals[block] = Journal(block.driver, block.stream)
+        journal = block.journal = Journal(block.driver, block.stream)
     number = len(block._segments)
     return Page(journal, number if block._is_open else number + 1)
-
-
-def open_labels(block: Block) -> tuple[str, ...]:
-    """The scopes that are open in a block now; none where nothing was ever noted."""
-    journal = _journals.get(block) if _journals else None
-    return () if journal is None else journal.open_labels
-
-
-def claim(index: int) -> Journal | None:
-    """The journal of the block whose segment `index` has just ended, if it has one."""
-    if not _journals:
-        return None
-    candidates = [
-        block
-        for block in blocks.open_blocks
-        if block in _journals and len(block._segments) == index
-    ]
-    if len(candidates) > 1:
-        mine = blocks.find()
-        candidates = [block for block in candidates if block is mine]
-    return _journals[candidates[0]] if candidates else None

@@ -149,10 +149,11 @@ class Memory:
 class Rules:
     """What a block was asked to do with the memory of others."""
 
-    __slots__ = ("check_liveness", "keep_inputs")
+    __slots__ = ("check_liveness", "keep_inputs", "looks_into_segments")
 
     def __init__(self, *, keep_inputs: bool, check_liveness: bool) -> None:
         self.keep_inputs, self.check_liveness = keep_inputs, check_liveness
+        self.looks_into_segments = keep_inputs or check_liveness
 
 
 def nbytes_of(storage: Any) -> int:

@@ -36,24 +36,25 @@ class Plan:
         mark: CompletionMark,
         segments: Sequence[GraphSegment | EagerSegment],
     ) -> None:
-        self._mark = mark
+        self._is_lost = mark.is_lost
         # Raw calls of the driver: these are on replay's hot path.
         self.launch = driver.module.cuGraphLaunch
         self.current_context = driver.module.cuCtxGetCurrent
         self.capture_status = driver.module.cuStreamIsCapturing
         self.framework = framework
-        breaks = [s for s in segments if isinstance(s, EagerSegment) and not s._does_nothing]
-        self.has_breaks = bool(breaks)
-        #: what else has a current stream that breaks must see
-        self.follower = companions.follower(framework) if breaks else None
-        self.draws = any(isinstance(s, GraphSegment) and s._runner for s in segments)
-        self.modes = breaks[0]._modes if breaks else None  # of most breaks; others switch by turn
+        self.has_breaks = self.draws = False
+        self.modes: Any = None  # of most breaks; others switch by turn
         self.usual: Plan | None = None  # of a plan with named ranges: the one without
         self.steps: list[Step] = []
         self.parts: list[GraphSegment | EagerSegment] = []  # what is embedded in other captures
         self.seats: list[tuple[GraphSegment, Seat]] = []  # what will launch which segments
         for group in _groups(segments):
-            self._add(driver, group)
+            if isinstance(group, EagerSegment):
+                self._add_break(group)
+            else:
+                self._add_run(driver, group)
+        #: what else has a current stream that breaks must see
+        self.follower = companions.follower(framework) if self.has_breaks else None
 
     def units(self) -> Iterator[tuple[tuple[GraphSegment | EagerSegment, ...], Step]]:
         """What one replay does, a launch or a call at a time, and the segments that each one runs."""
@@ -72,25 +73,29 @@ class Plan:
         made.steps = steps
         return made
 
-    def _add(self, driver: Driver, group: list[GraphSegment] | EagerSegment) -> None:
-        if isinstance(group, EagerSegment):
-            self.parts.append(group)
-            self._add_call(self._call_of(group))
-            return
-        self.parts += group
-        if len(group) > 1:
-            self._add_launch(self._joined(driver, group))
-        elif group[0]._runner is not None:
-            self._add_call(group[0]._runner.replay)
+    def _add_break(self, segment: EagerSegment) -> None:
+        if not self.has_breaks:
+            self.has_breaks, self.modes = True, segment._modes
+        self.parts.append(segment)
+        self._add_call(self._call_of(segment))
+
+    def _add_run(self, driver: Driver, run: list[GraphSegment]) -> None:
+        self.parts += run
+        first = run[0]
+        if len(run) > 1:
+            self._add_launch(self._joined(driver, run))
+        elif first._runner is not None:
+            self.draws = True
+            self._add_call(first._runner.replay)
         else:
-            self._add_launch(self._alone(group[0]))
+            self._add_launch(self._alone(first))
 
     def _alone(self, segment: GraphSegment) -> ExecHandle:
         """The executable of a segment that is launched by itself."""
-        if segment._executable is not None:
-            return segment._executable
+        if segment._seat is not None:
+            return segment._seat.executable
         assert isinstance(segment._handle, GraphHandle)
-        made = ExecHandle.instantiate(segment._handle, is_lost=self._mark.is_lost)
+        made = ExecHandle.instantiate(segment._handle, is_lost=self._is_lost)
         self._seat(segment, Seat(made))
         return made
 
@@ -108,7 +113,7 @@ class Plan:
                     parent.value, after or None, len(after), segment._handle.value
                 )
             )
-        made = ExecHandle.instantiate(parent, is_lost=self._mark.is_lost)
+        made = ExecHandle.instantiate(parent, is_lost=self._is_lost)
         for segment, node in zip(run, nodes, strict=True):
             self._seat(segment, Seat(made, node))
         return made
@@ -165,7 +170,7 @@ def _groups(
                     yield run
                 run = []
                 yield segment
-        elif not segment.is_empty:
+        elif segment._kinds:  # one without work is left out
             if run and not (_joinable(run[-1]) and _joinable(segment)):
                 yield run
                 run = []

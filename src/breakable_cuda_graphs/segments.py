@@ -16,7 +16,7 @@ from ._driver.handles import ExecHandle, GraphHandle, GraphView
 from .copies import edited_clone
 from .executables import GraphExec
 from .frameworks.base import Runner
-from .journals import Journal, claim
+from .journals import Journal
 from .places import Places
 from .results import StaticResult
 from .targets import SegmentTarget
@@ -44,23 +44,22 @@ class GraphSegment:
     line: where the user's code was when it began ("file.py:12"); "" for a graph built by hand.
     """
 
+    # What a new one has, here: captures have to be quick.
+    line = ""
+    _seat: Seat | None = None  # one attribute: executable and place change at once
+    _closed = False
+    _home: weakref.ref[CUDAGraphSequence] | None = None
+    _seen: Template | None = None  # made when somebody looks
+    _editor: GraphExec | None = None
+
     def __init__(
         self, index: int, graph: GraphHandle | GraphView, node_kinds: frozenset[int],
         runner: Runner | None,
     ) -> None:  # fmt: skip
         self.index = index
-        self.line = ""  # where the user's code was when the capture of it began, "file.py:12"
         self._handle = graph
         self._kinds = node_kinds
         self._runner = runner
-        self._seat: Seat | None = None  # one attribute: executable and place change at once
-        self._closed = False
-        self._home: weakref.ref[CUDAGraphSequence] | None = None
-        self._seen: Template | None = None  # made when somebody looks: captures have to be quick
-        self._editor: GraphExec | None = None
-        journal = claim(index)
-        if journal is not None:  # it goes with its block
-            self._note(journal)
 
     @property
     def _sequence(self) -> CUDAGraphSequence | None:
@@ -90,7 +89,7 @@ class GraphSegment:
         return template
 
     def _note(self, journal: Journal) -> None:
-        """What was noted while this was captured."""
+        """Take over what was noted while this was captured: it goes with its block."""
         graph = self._handle
         nodes = graph.driver.graph_nodes(graph.value)
         journal.hand_over(self._template, self.index, nodes)
@@ -187,13 +186,12 @@ class EagerSegment:
 
     def __init__(
         self, index: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str,
-        modes: Any = None, result: StaticResult | None = None, does_nothing: bool = False,
+        line: str = "", scopes: tuple[str, ...] = (), modes: Any = None,
+        result: StaticResult | None = None, does_nothing: bool = False,
     ) -> None:  # fmt: skip
         self.index = index
         self.fn, self.args, self.kwargs = fn, args, kwargs
-        self.name = name
-        self.line = ""
-        self.scopes: tuple[str, ...] = ()
+        self.name, self.line, self.scopes = name, line, scopes
         self._modes = modes
         self._result = result
         self._does_nothing = does_nothing  # force_no_graph: a border without a body

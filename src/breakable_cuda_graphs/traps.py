@@ -21,8 +21,6 @@ def find(
 
     `host_is_device`: host memory stands for device memory (torch's CPU tensors on the simulator).
     """
-    if survey.kinds == {reading.KERNEL}:
-        return None
     if reading.HOST in survey.kinds and not allows_host_nodes:
         return errors.host_nodes(index)
     if survey.allocated and not is_last:

@@ -62,7 +62,7 @@ def test_arguments_are_read_byte_by_byte_in_both_forms(driver, graph, packed, by
     assert arguments[3] == bytes(VALUES[3])
     assert arguments[4] == bytes([200])
     assert reader.name(node) == "_Z5thing"
-    words = reader.words(params)
+    words = reader.words_of(node)
     assert words[0] == 0x7000_0000_1234
     assert [words[2], words[4]] == [11, 13]  # beside them the double, and b with its padding
     assert len(words) == 5
@@ -72,7 +72,7 @@ def test_a_kernel_without_parameters_has_no_arguments(driver, graph):
     node = add_kernel(driver, graph, SimulatedKernel(nothing), ())
     reader = KernelReader(driver)
     assert reader.arguments(reader.params(node)) == []
-    assert reader.words(reader.params(node)) == []
+    assert reader.words_of(node) == []
 
 
 def test_a_layout_is_read_once_a_function(driver, graph):

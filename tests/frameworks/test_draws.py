@@ -129,9 +129,14 @@ def counted(generator: Any, *segments: int) -> Any:
     """A counter that has seen segments with so many draws."""
     counter = module._Counter(generator)
     for drawn in segments:
-        counter.begin()
-        counter.closed(drawn)
+        segment(counter, drawn)
     return counter
+
+
+def segment(counter: Any, drawn: int) -> None:
+    counter.begin()
+    counter.used = drawn
+    counter.closed()
 
 
 def test_a_block_that_failed_leaves_the_generator_as_it_was():
@@ -148,8 +153,7 @@ def test_captured_draws_are_taken_back_and_those_of_breaks_stay():
     generator = SeededGenerator(7, 40)
     counter = counted(generator, 8)
     generator.set_offset(generator.get_offset() + 100)  # a break has drawn
-    counter.begin()
-    counter.closed(4)
+    segment(counter, 4)
     assert generator.state == (7, 152)
     counter.finish(failed=False)
     assert generator.state == (7, 140)

@@ -174,7 +174,8 @@ class Driver:
         if count == _GUESS:  # there may be more
             _, count = self.cuGraphGetNodes(graph, 0)
             nodes, count = self.cuGraphGetNodes(graph, count)
-        return list(nodes)[:count]
+        found: list[Any] = nodes[:count]
+        return found
 
     def allocation(self, address: int) -> tuple[int, int] | None:
         """(start, bytes) of the device allocation that an address lies in; None outside of all."""

@@ -23,8 +23,12 @@ class Status(IntEnum):
     INVALIDATED = 2
 
 
-#: `capture_error_mode` as torch spells it -> `CUstreamCaptureMode`
-MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
+#: `capture_error_mode` as torch spells it
+MODES = {
+    "global": bindings.types.CUstreamCaptureMode(0),
+    "thread_local": bindings.types.CUstreamCaptureMode(1),
+    "relaxed": bindings.types.CUstreamCaptureMode(2),
+}
 
 UNJOINED = 904
 INVALIDATED = 901
@@ -41,7 +45,7 @@ class Ended(NamedTuple):
 
 def begin(driver: bindings.Driver, stream: Any, mode: str) -> None:
     """Open a capture on a stream (`cuStreamBeginCapture`)."""
-    driver.cuStreamBeginCapture(stream, bindings.types.CUstreamCaptureMode(MODES[mode]))
+    driver.cuStreamBeginCapture(stream, MODES[mode])
 
 
 def end(driver: bindings.Driver, stream: Any) -> Ended:
@@ -51,10 +55,11 @@ def end(driver: bindings.Driver, stream: Any) -> Ended:
     and ends the capture all the same (seen on a device).
     """
     graph = GraphHandle(driver)
-    code, graph.held.slot[0] = driver.module.cuStreamEndCapture(stream)
-    if int(code) == 0 and graph.held.value is not None and int(graph):
+    slot = graph.slot
+    code, slot[0] = driver.module.cuStreamEndCapture(stream)
+    if not code and slot[0] is not None and int(slot[0]):
         return Ended(0, graph)
-    graph.held.forget()
+    graph.forget()
     try:
         is_over = status(driver, stream) is Status.NONE
     except CUDAError:  # a stream that does not answer has nothing left to end

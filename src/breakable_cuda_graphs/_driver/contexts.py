@@ -48,7 +48,7 @@ def device_of(driver: bindings.Driver, context: int) -> int | None:
 
 def ensure(driver: bindings.Driver, context: int) -> bool:
     """Make a context current in a thread that has none; whether it is current now."""
-    now = current(driver)
+    now = int(driver.cuCtxGetCurrent())
     if not now:
         driver.cuCtxSetCurrent(bindings.types.CUcontext(context))
     return now in (0, context)

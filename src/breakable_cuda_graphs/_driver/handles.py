@@ -13,6 +13,7 @@ nothing can be closed through it by mistake.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -29,12 +30,13 @@ INSTANTIATE_FLAGS = 1 | 8
 class Owner:
     """Owns one handle. `close()` gives it back; so does the release queue after a finalizer.
 
-    value: None for an owner that is filled by `make`, or by whoever writes into `held.slot`.
+    It is filled by `make`, or by whoever writes into `slot`.
+
     keep: what must outlive the handle.
     is_lost: tells that the handle went with its context.
     """
 
-    __slots__ = ("__weakref__", "_epoch", "_queued", "driver", "held")
+    __slots__ = ("__weakref__", "_queued", "driver", "slot")
 
     #: the driver's function that destroys the handle
     _destroy = ""
@@ -42,16 +44,13 @@ class Owner:
     def __init__(
         self,
         driver: bindings.Driver,
-        value: Any = None,
         keep: object = None,
         is_lost: Callable[[], bool] | None = None,
     ) -> None:
         self.driver = driver
-        self._epoch = process.epoch
-        self.held = Held(driver, self._destroy, keep, is_lost)
-        self._queued = (self._epoch, self.held)  # what the finalizer appends
-        if value is not None:
-            self.held.slot[0] = value
+        self.slot: list[Any] = [None]  # the handle; empty once it is gone
+        end = functools.partial(_end, driver, self._destroy, self.slot, is_lost, keep)
+        self._queued: tuple[int, release.Release] = (process.epoch, end)  # by the finalizer
         if driver.owners is not None:
             driver.owners.add(self)
 
@@ -65,8 +64,8 @@ class Owner:
         is_lost: Callable[[], bool] | None = None,
     ) -> Self:
         """The owner of what a driver call makes."""
-        owner = cls(driver, None, keep, is_lost)
-        slot, call = owner.held.slot, driver.raw(name)
+        owner = cls(driver, keep, is_lost)
+        slot, call = owner.slot, driver.raw(name)
         try:
             code, slot[0] = call(*args)
         except RuntimeError as error:
@@ -78,79 +77,66 @@ class Owner:
     @property
     def value(self) -> Any:
         """The bindings' handle object; raises once this is closed or in a forked child."""
-        value = self.held.value
-        if value is None:
+        slot = self.slot
+        if not slot or slot[0] is None:
             raise errors.closed(type(self).__name__)
-        if self._epoch != process.epoch:
+        if self._queued[0] != process.epoch:
             raise errors.used_after_fork(type(self).__name__)
-        return value
+        return slot[0]
 
     @property
     def closed(self) -> bool:
         """Whether the handle has been given back."""
-        return self.held.value is None
+        return not self.slot or self.slot[0] is None
 
     def __int__(self) -> int:
         return int(self.value)
 
     def close(self) -> None:
         """Give the handle back now. A second call does nothing."""
-        if process.can_release(self._epoch):
-            self.held()
-        else:
-            self.held.forget()
+        epoch, end = self._queued
+        if process.can_release(epoch):
+            end()
+        self.forget()
+
+    def forget(self) -> None:
+        """The handle is gone, or somebody else's now: let go of it and of what was kept for it."""
+        self.slot.clear()
+        self._queued = (self._queued[0], _nothing)
 
     def detach(self) -> Any:
         """Give the handle itself away: who takes it owns it now."""
-        value = self.held.value
-        self.held.forget()
+        value = self.slot[0] if self.slot else None
+        self.forget()
         return value
 
     def __del__(self, queue: Any = release.queue) -> None:
-        held = getattr(self, "held", None)
-        if held is not None and held.value is not None:
+        slot = getattr(self, "slot", None)
+        if slot and slot[0] is not None:
             queue(self._queued)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else hex(int(self.held.value))
+        state = "closed" if self.closed else hex(int(self.slot[0]))
         return f"<{type(self).__name__} {state}>"
 
 
-class Held:
-    """A handle, what it needs for as long as it lives, and its end: now, or from the queue.
+def _end(
+    driver: bindings.Driver, destroy: str, slot: list[Any], is_lost: Callable[[], bool] | None,
+    keep: object,
+) -> None:  # fmt: skip
+    """The end of a handle, now or from the queue; what was kept for it goes with this call.
 
-    The end does not raise: after a sticky device error the handle is gone with its context anyway.
+    It does not raise: after a sticky device error the handle is gone with its context anyway.
     """
+    if is_lost is None or not is_lost():
+        call = getattr(driver.module, destroy)
+        with contextlib.suppress(IndexError):  # it is gone already
+            call(slot.pop())
+    slot.clear()
 
-    __slots__ = ("call", "driver", "is_lost", "keep", "slot")
 
-    def __init__(
-        self,
-        driver: bindings.Driver,
-        call: str,
-        keep: object,
-        is_lost: Callable[[], bool] | None,
-    ) -> None:
-        self.driver, self.call, self.keep, self.is_lost = driver, call, keep, is_lost
-        self.slot: list[Any] = [None]  # the handle; empty once it is gone
-
-    @property
-    def value(self) -> Any:
-        """The handle, or None."""
-        slot = self.slot
-        return slot[0] if slot else None
-
-    def forget(self) -> None:
-        """The handle is somebody else's, or went with its context or process."""
-        self.slot.clear()
-        self.keep = None
-
-    def __call__(self) -> None:
-        if self.is_lost is None or not self.is_lost():
-            destroy = getattr(self.driver.module, self.call)
-            with contextlib.suppress(IndexError):  # it is gone already
-                destroy(self.slot.pop())
-        self.forget()
+def _nothing() -> None:
+    """The end of what has ended."""
 
 
 class StreamHandle(Owner):
@@ -209,11 +195,10 @@ class ExecHandle(Owner):
         cls,
         graph: GraphHandle,
         flags: int = INSTANTIATE_FLAGS,
-        keep: object = None,
         is_lost: Callable[[], bool] | None = None,
     ) -> ExecHandle:
         """Make an executable; destroying one whose context is gone would crash: see `is_lost`."""
         return cls.make(
             graph.driver, "cuGraphInstantiate", graph.value, flags,
-            keep=(graph, keep), is_lost=is_lost,
+            keep=graph, is_lost=is_lost,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from . import bindings
@@ -35,25 +36,29 @@ class Layout:
 
     def __init__(self, name: str, parameters: tuple[tuple[int, int], ...]) -> None:
         self.name, self.parameters = name, parameters
-        self._pointers = _words_of(len(parameters))
+        self._read_pointers = _words_at(len(parameters))
         self._wide = [
-            (n, *_words_of(size // 8)) for n, (_, size) in enumerate(parameters) if size >= 8
+            (n, _words_at(size // 8)) for n, (_, size) in enumerate(parameters) if size >= 8
         ]
 
     def words(self, table: int) -> list[int]:
         """Every 8-byte step of the arguments that an array of pointers at `table` leads to."""
-        kind, unpack = self._pointers
-        addresses = unpack(kind.from_address(table))
+        addresses = self._read_pointers(_MEMORY, table)
         words: list[int] = []
-        for number, kind, unpack in self._wide:
-            if addresses[number]:
-                words += unpack(kind.from_address(addresses[number]))
+        for number, read in self._wide:
+            address = addresses[number]
+            if address:
+                words += read(_MEMORY, address)
         return words
 
 
-def _words_of(count: int) -> tuple[Any, Any]:
-    """The memory of so many words, and what reads it: ten times faster than an array of ctypes."""
-    return ctypes.c_char * (8 * count), struct.Struct(f"={count}Q").unpack_from
+#: All addresses of this process, to read from: an object of ctypes for each piece would take twice as long.
+_MEMORY = (ctypes.c_char * (1 << 62)).from_address(0)
+
+
+def _words_at(count: int) -> Callable[[Any, int], tuple[int, ...]]:
+    """What reads so many words of `_MEMORY` from an address on."""
+    return struct.Struct(f"={count}Q").unpack_from
 
 
 def node_type(driver: bindings.Driver, node: Any) -> int:
@@ -115,19 +120,15 @@ class KernelReader:
         return [packed[offset : offset + size] for offset, size in parameters]
 
     def words_of(self, node: Any) -> list[int] | None:
-        """The argument words of a kernel node; None for a node of another kind.
+        """Every 8-byte step of a kernel node's arguments; None for a node of another kind.
 
         The driver does not read those as kernels; so a kernel need not be asked for its kind first.
         """
         code, params = self._get_params(node)
-        if not code:
-            return self.words(params)
-        if node_type(self.driver, node) == KERNEL:
-            raise self.driver.error("cuGraphKernelNodeGetParams", code)
-        return None
-
-    def words(self, params: Any) -> list[int]:
-        """Every 8-byte step of every argument, as unsigned numbers."""
+        if code:
+            if node_type(self.driver, node) == KERNEL:
+                raise self.driver.error("cuGraphKernelNodeGetParams", code)
+            return None
         table = int(params.kernelParams or 0)
         if table:
             known = self._layouts.get(int(params.func or 0))
@@ -203,7 +204,7 @@ class Survey:
 
     def __init__(self, reader: KernelReader, graph: Any, frontier: list[Any]) -> None:
         self._reader = reader
-        #: the argument words of each kernel (see `KernelReader.words`)
+        #: the argument words of each kernel
         self.kernel_words: list[list[int]] = []
         self._pointers: set[int] = set()  # of copies and fills
         self.kinds: set[int] = set()
@@ -212,6 +213,8 @@ class Survey:
         self.copies: list[tuple[int, int, int]] = []
         nodes = reader.driver.graph_nodes(graph)
         self._note(nodes)
+        if self.kernel_words:
+            self.kinds.add(KERNEL)
         self.dangling, self.missed = _loose(reader.driver, graph, nodes, frontier)
 
     def _note(self, nodes: list[Any]) -> None:
@@ -219,7 +222,6 @@ class Survey:
         for node in nodes:
             words = reader.words_of(node)
             if words is not None:
-                self.kinds.add(KERNEL)
                 self.kernel_words.append(words)
                 continue
             kind = node_type(driver, node)

@@ -49,6 +49,7 @@ class Accompanied:
         self._driver = framework.driver
         self._stream, self._handle = stream, as_handle(stream)
         self._companions: dict[str, Companion] = {}
+        self.before_break = inner.before_break
 
     @property
     def uses_workspace(self) -> bool:
@@ -85,9 +86,7 @@ class Accompanied:
             companion.begin()
 
     def end(self, survey: Survey | None) -> Captured:
-        kept: list[object] = []
-        for companion in self._companions.values():
-            kept.append(companion.end())
+        kept = [companion.end() for companion in self._companions.values()]
         captured = self.inner.end(survey)
         late = libraries.newly_loaded(self._driver, self._companions)
         if late and captured.problem is None:
@@ -102,9 +101,6 @@ class Accompanied:
                 companion.end()
         finally:
             self.inner.abandon()
-
-    def before_break(self) -> None:
-        self.inner.before_break()
 
     def birth(self, address: int, storage: Any = None) -> Birth:
         for companion in self._companions.values():

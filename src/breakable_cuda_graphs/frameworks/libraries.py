@@ -44,8 +44,6 @@ def loaded(driver: Driver, name: str) -> Any:
 
 def newly_loaded(driver: Driver, known: Container[str]) -> list[str]:
     """The libraries that are loaded and not among the known ones. Asked twice a segment: quick."""
-    names = []
-    for name in NAMES:
-        if name in sys.modules and name not in known and loaded(driver, name) is not None:
-            names.append(name)
-    return names
+    if sys.modules.keys().isdisjoint(NAMES):
+        return []
+    return [name for name in NAMES if name not in known and loaded(driver, name) is not None]

@@ -58,8 +58,8 @@ class SimulatedDevice:
     def lost(self) -> list[str]:
         """The leaks that nobody can release any more: no object of this library owns the handle."""
         self._drain()
-        held = [each.held.value for each in list(self._used.owners or ())]
-        return self.driver.leaks({int(value) for value in held if value is not None})
+        owned = [value for owner in list(self._used.owners or ()) for value in owner.slot]
+        return self.driver.leaks({int(value) for value in owned if value is not None})
 
     def _drain(self) -> None:
         if bindings.current() is self._used:

@@ -21,6 +21,8 @@ from ..._driver import capturing, release
 from ..._driver.bindings import Driver
 from ..._driver.capturing import Ended
 
+_is_inference = torch.is_inference_mode_enabled
+
 _NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
 
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: the recording becomes a node
@@ -28,6 +30,9 @@ _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: the recording becomes a node
 
 class Books:
     """The torch side of one capture on one stream, which is torch's current stream throughout."""
+
+    _stage = _NEW
+    is_sound = False  # torch has ended the capture: the shell can anchor a pool
 
     def __init__(
         self, driver: Driver, stream: Any, pool: Any, mode: str, generators: tuple[Any, ...],
@@ -40,8 +45,6 @@ class Books:
         self.shell: Any = torch.cuda.CUDAGraph(keep_graph=True)
         self._generators = generators
         self._event = event  # any: the dummy's node names it, and nobody launches the dummy
-        self._stage = _NEW
-        self.is_sound = False  # torch has ended the capture: the shell can anchor a pool
 
     def open(self) -> None:
         """`capture_begin`: pool routes, generators, pinned memory, then cuStreamBeginCapture."""
@@ -49,7 +52,7 @@ class Books:
             self.shell.register_generator_state(generator)
         self._stage = _OPENING
         release.capture_opened(self)
-        if torch.is_inference_mode_enabled():
+        if _is_inference():
             with torch.inference_mode(False):
                 self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
         else:
@@ -113,7 +116,7 @@ class Books:
 
     def _capture_end(self) -> None:
         """Generators refuse to have their tensors filled in inference mode."""
-        if torch.is_inference_mode_enabled():
+        if _is_inference():
             with torch.inference_mode(False):
                 self.shell.capture_end()
         else:

@@ -88,38 +88,39 @@ class Draws:
             self._words = words_in_use(torch.cuda.current_device())
         return generator_states(kernels, self._words)
 
-    def ending(self, states: list[State] | None) -> tuple[list[int], bool, Exception | None]:
+    def ending(self, states: list[State] | None) -> tuple[bool, Exception | None]:
         """Inside the capture, just before its end; `states` are those that its kernels are handed.
 
-        Returns how much each generator has drawn, whether the segment needs torch's refill at
-        replay, and what makes that impossible. The offset alone does not tell: a checkpoint draws
-        and puts the offset back.
+        Returns whether the segment gets torch's refill at replay, and what makes that impossible
+        where it is needed. The offset alone does not tell: a checkpoint draws and puts it back.
         """
-        nothing = [0] * len(self._counters)
         if states is None:  # a capture that is lost cannot be asked for its offsets any more
-            return nothing, False, None
-        reads = bool(states)
-        used = nothing if self.is_guest else [c.ending(reads) for c in self._counters]
-        if self.had_guest and reads and _is_doubtful(states, used):
+            return False, None
+        reads = has_drawn = bool(states)
+        if not self.is_guest:
+            for counter in self._counters:
+                counter.ending(reads)
+                has_drawn = has_drawn or counter.used != 0
+        if not reads:
+            return has_drawn, None
+        if self.had_guest and _is_doubtful(states, [counter.used for counter in self._counters]):
             self.is_spoilt = True
-        if reads and self.is_guest and not self._traffic.spoil_hosts(self):
-            for generator, offset in zip(self.generators, self._offsets_of_host, strict=True):
-                _set_inside(generator, generator.get_state(), generator.initial_seed(), offset)
-        if reads and (self.is_guest or self.is_spoilt):
-            return nothing, True, errors.two_captures_draw()
-        return used, reads or any(used), None
+        if self.is_guest and not self._traffic.spoil_hosts(self):
+            for counter, offset in zip(self._counters, self._offsets_of_host, strict=True):
+                counter.set_inside(counter.generator.initial_seed(), offset)
+        if self.is_guest or self.is_spoilt:
+            return False, errors.two_captures_draw()
+        return True, None
 
-    def closed(self, used: list[int]) -> None:
-        """The segment's capture is over and torch's books are closed."""
-        for counter, drawn in zip(self._counters, used, strict=True):
-            counter.closed(drawn)
+    def closed(self) -> None:
+        """The segment's capture is over and torch's books are closed; still under the lock."""
+        self._traffic.ended(self)
+        for counter in self._counters:
+            counter.closed()
 
-    def runner(self, shell: Any, used: list[int]) -> DrawingRunner:
-        """What replays a segment that draws."""
-        shifts = [
-            (counter.view, counter.start, drawn)
-            for counter, drawn in zip(self._counters, used, strict=True)
-        ]
+    def runner(self, shell: Any) -> DrawingRunner:
+        """What replays a segment that draws: the last one."""
+        shifts = [(counter.view, counter.start, counter.used) for counter in self._counters]
         return DrawingRunner(self._traffic, shell, shifts)
 
     def progress(self) -> tuple[int, ...]:
@@ -142,36 +143,44 @@ class _Counter:
         # A second handle of the same state: setting its offset leaves cuDNN's dropout state alone.
         self.view = generator.graphsafe_get_state()
         self._before = generator.get_state()
-        self._state = self._before.clone()  # what is handed over to set one: made once
         self._seed = generator.initial_seed()
+        self._state = self._before.clone()  # what is handed over to set one: made once
+        self._words = (ctypes.c_uint64 * 2).from_address(self._state.data_ptr())
         self._expected = 0
         self._captured = 0  # draws of segments since the block began or the generator was seeded
-        self.start = 0
+        self.start = self.used = 0  # the offset at which a segment begins, and what it has drawn
 
     def begin(self) -> None:
         """Before a segment's capture opens."""
-        seed, self.start = self.generator.initial_seed(), self.view.get_offset()
+        seed, self.start, self.used = self.generator.initial_seed(), self.view.get_offset(), 0
         if seed != self._seed or self.start < self._expected:
             self._seed, self._captured = seed, 0  # a break has seeded it
 
     def opened(self) -> None:
         """Inside the capture: count from the true offset on."""
         if self.start:
-            _set_inside(self.generator, self._state, self._seed, self.start)
+            self.set_inside(self._seed, self.start)
 
-    def ending(self, reads: bool) -> int:
-        """Still inside: how much was drawn. A total of zero would make torch refill nothing."""
-        used = _offset_inside(self.generator) - self.start
-        if reads and self.start + used == 0:
-            _set_inside(self.generator, self._state, self._seed, 4)
-        return used
+    def set_inside(self, seed: int, offset: int) -> None:
+        """Set both within the open capture."""
+        words = self._words
+        words[0], words[1] = seed % _WRAP, offset
+        self.generator.set_state(self._state)
 
-    def closed(self, used: int) -> None:
+    def ending(self, reads: bool) -> None:
+        """Still inside: see how much was drawn. A total of zero would make torch refill nothing."""
+        offset = _offset_inside(self.generator)
+        self.used = offset - self.start
+        if reads and offset == 0:
+            self.set_inside(self._seed, 4)
+
+    def closed(self) -> None:
         """After the books are closed: the generator moves on as if the segment had run."""
+        used = self.used
+        self._expected = self.start + used
         if used:
             self._captured += used
-            self.view.set_offset(self.start + used)
-        self._expected = self.start + used
+            self.view.set_offset(self._expected)
 
     def finish(self, failed: bool) -> None:
         """The block is over: take the captured draws back, or everything."""
@@ -186,13 +195,6 @@ def _offset_inside(generator: Any) -> int:
     """The offset within the open capture (`get_offset` refuses to be called there)."""
     state = generator.get_state()  # the seed and the offset, eight bytes each
     return ctypes.c_uint64.from_address(state.data_ptr() + 8).value
-
-
-def _set_inside(generator: Any, state: Any, seed: int, offset: int) -> None:
-    """Set both within the open capture; `state` is a tensor of the size that torch takes."""
-    words = (ctypes.c_uint64 * 2).from_address(state.data_ptr())
-    words[0], words[1] = seed % _WRAP, offset
-    generator.set_state(state)
 
 
 def _refuse_other_device(generator: Any, device: int) -> None:
@@ -268,9 +270,10 @@ def generator_states(
     """
     found = []
     for words in kernels:
-        flags = [at for at, word in enumerate(words) if word & 0xFF == 1]  # rare: looked at first
-        for at in flags:
-            seed, offset, inside = words[at - 3 : at] if at >= 3 else (0, 0, 0)
+        for at, word in enumerate(words):
+            if word & 0xFF != 1 or at < 3:  # the flag is rare, so it is looked at first
+                continue
+            seed, offset, inside = words[at - 3 : at]
             if inside % 4 or seed == offset or not (_is_block(seed) and _is_block(offset)):
                 continue
             if blocks is None or (seed in blocks and offset in blocks):

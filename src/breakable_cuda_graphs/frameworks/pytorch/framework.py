@@ -98,6 +98,7 @@ class TorchSession:
         self.external, self.mode = stream, mode
         self.stream = types.CUstream(stream.cuda_stream)
         self._handle = int(self.stream)
+        self._event = pool.event.value
         self._generators = generators
         self._changes = Changes()
         self._watch = StrayWatch(self._is_captured)
@@ -143,7 +144,7 @@ class TorchSession:
             self.pool.identity,
             self.mode,
             draws.registered,
-            self.pool.event.value,
+            self._event,
         )
         self._on_stream(draws.open, books.open)
 
@@ -159,30 +160,28 @@ class TorchSession:
         assert books is not None
         assert draws is not None
         with draws.lock:
-            self._states = [] if survey is None else draws.states_in(survey.kernel_words)
-            used, draw, problem = draws.ending(None if survey is None else self._states)
-            is_lonely = survey is not None and not reading.NO_CHILDREN.isdisjoint(survey.kinds)
-            if draw and problem is None and is_lonely:
-                return self._end_by_torch(books, draws, used)
-            ended = books.end()
-            child = ended.graph.value if ended.graph and draw and problem is None else None
+            states = None if survey is None else draws.states_in(survey.kernel_words)
+            self._states = states or []
+            draw, problem = draws.ending(states)
+            if draw and survey is not None and not reading.NO_CHILDREN.isdisjoint(survey.kinds):
+                return self._end_by_torch(books, draws)
+            code, graph, _ = books.end()
+            child = graph.value if draw and graph is not None else None
             books.close(child)
-            draws.ended()
+            draws.closed()
             self._closed()
-            draws.closed(used)
         if child is None:
             self.pool.take_shell(books.shell)
-            return base.Captured(ended.code, ended.graph, None, problem)
-        return base.Captured(ended.code, ended.graph, draws.runner(books.shell, used))
+            return base.Captured(code, graph, None, problem)
+        return base.Captured(code, graph, draws.runner(books.shell))
 
-    def _end_by_torch(self, books: Books, draws: Draws, used: list[int]) -> base.Captured:
+    def _end_by_torch(self, books: Books, draws: Draws) -> base.Captured:
         """A graph that cannot be a child (conditional nodes): torch's own end has to keep it."""
         raw = types.CUgraph(books.end_by_torch())
-        draws.ended()
+        draws.closed()
         self._closed()
-        draws.closed(used)
         self.uses_workspace = True  # not looked into
-        runner = draws.runner(books.shell, used)
+        runner = draws.runner(books.shell)
         return base.Captured(0, GraphView(self.driver, raw, runner), runner)
 
     def _closed(self) -> None:
