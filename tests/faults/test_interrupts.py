@@ -185,7 +185,6 @@ CAPTURE_AND_REPLAY = {
     "segments.py": 2,
     "breaks.py": 1,
     "blocks.py": 1,
-    "journals.py": 1,
     "raw.py": 1,
     "simulated.py": 3,
     "release.py": 1,
@@ -201,7 +200,7 @@ BESIDE = {
     "nested": ("embedding.py", 2),
     "foreign capture": ("embedding.py enclosed.py parts.py userobjects.py", 6),
     "edit, joined": ("placing.py plan.py segments.py targets.py sequence.py", 6),
-    "annotated": ("annotations.py journals.py", 12),
+    "annotated": ("annotations.py journals.py", 8),
     "two streams": ("sequence.py ordering.py", 6),
     "shared pool": ("sequence.py capture.py", 12),
 }
