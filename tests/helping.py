@@ -6,10 +6,12 @@ switched on. `assert_nothing_open` knows them all.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -198,6 +200,42 @@ def together(works: list[Callable[[], Any]], timeout: float = 20) -> list[Any]:
         raise errors.pop(0)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     return results
+
+
+def in_raw_thread(work: Callable[[], Any]) -> int:
+    """Run work() in a thread that `threading` has not started; returns its number."""
+    ended, local = threading.Event(), threading.local()
+    problems: list[BaseException] = []
+    numbers: list[int] = []
+    storage: list[Any] = []  # something of the thread's own, which goes with it
+
+    def run() -> None:
+        numbers.append(_thread.get_ident())
+        local.own = Boom()
+        storage.append(weakref.ref(local.own))
+        try:
+            work()
+        except BaseException as error:
+            problems.append(error)
+        finally:
+            ended.set()
+
+    _thread.start_new_thread(run, ())
+    assert ended.wait(20)
+    deadline = time.monotonic() + 20
+    while storage and storage[0]() is not None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    if problems:
+        raise problems[0]
+    return numbers[0]
+
+
+def in_thread_of_number(number: int, work: Callable[[], Any]) -> None:
+    """Run work() in a thread that has been given the number of one that has ended."""
+    for _ in range(50):
+        if in_raw_thread(lambda: work() if _thread.get_ident() == number else None) == number:
+            return
+    raise AssertionError("the number was not given out again")
 
 
 # ---------------------------------------------------------------- drivers that count or fail

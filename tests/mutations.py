@@ -115,7 +115,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a block of a thread that has ended is left open", "blocks.py",
-        "                each.adopt()\n", "                continue\n",
+        "not each.home.is_here() and not each.adopt()", "not each.home.is_here()",
         "tests/faults/test_abandoned.py",
     ),
     Mutation(

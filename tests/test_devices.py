@@ -19,7 +19,9 @@ from breakable_cuda_graphs import (  # noqa: E402
     CUDAGraphSequence,
     Graph,
     ReplayError,
+    blocks,
     breakable_graph,
+    is_in_breakable_graph,
     no_graph,
 )
 from breakable_cuda_graphs._driver import bindings, contexts  # noqa: E402
@@ -316,3 +318,25 @@ def test_a_sequence_is_dropped_and_reset_wherever_one_is(devices):
     devices.use(0)
     reset.reset()
     del dropped, kept
+
+
+@pytest.mark.parametrize("before", [0, 1, None])
+@pytest.mark.parametrize("use", [is_in_breakable_graph, lambda: CUDAGraphSequence().reset()])
+def test_who_ends_the_block_of_another_thread_stays_on_its_device(devices, before, use):
+    """Be it on none: it would find itself on another than device 0."""
+
+    def lose() -> None:
+        devices.use(1)
+        breakable_graph(CUDAGraphSequence()).__enter__()
+        torch.ones(2) * 2
+
+    def end() -> None:
+        if before is not None:
+            devices.use(before)
+        now = contexts.current(devices.driver)
+        use()
+        assert contexts.current(devices.driver) == now
+        assert blocks.unfinished == {}
+
+    in_thread(lose)
+    in_thread(end)

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     "bad_choice": (("mode", "x", ("a", "b")), ValueError, {}, "mode|'a', 'b'|'x'"),
     "bad_type": (("pool", 3, "a pool"), TypeError, {}, "pool|a pool|int"),
     "two_captures_draw": ((), CaptureError, {}, "random|one after the other|break"),
-    "left_on_another_thread": ((), CaptureError, {}, "another thread|next used"),
+    "left_elsewhere": (("block", False), CaptureError, {}, "a block|another thread|next used"),
     "draw_during_capture": ((), ReplayError, {}, "random|Replay when"),
     "allocator_without_pools": (
         ("cudaMallocAsync",), CaptureError, {}, "cudaMallocAsync|private|PYTORCH_CUDA_ALLOC_CONF|plugg",

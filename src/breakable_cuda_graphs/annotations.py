@@ -12,14 +12,13 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import blocks
 from ._driver.threads import Home
-from .journals import Page, of_block, open_recordings
+from .journals import Page, of_block, open_recording
 
 if TYPE_CHECKING:
     from .capture import Block
@@ -52,9 +51,9 @@ def annotate(label: str) -> Iterator[None]:
 
 def current_page() -> Page | None:
     """Where to note what the calling thread captures now; None outside of captures."""
-    mine = open_recordings.get(threading.get_ident()) if open_recordings else None
-    if mine:
-        return mine[-1].page()
+    recording = open_recording()
+    if recording is not None:
+        return recording.page()
     if not blocks.open_blocks:
         return None
     block = blocks.find()

@@ -9,12 +9,13 @@ block of its own thread.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
-from ._driver import contexts
+from ._driver import contexts, release
 from ._driver.bindings import Driver
 from ._driver.threads import Home
 from .frameworks import companions
@@ -35,10 +36,18 @@ class Unfinished:
         """Whether the caller is on the thread that began it."""
         return self.home.is_here() and not self._has_lost_its_thread
 
-    def adopt(self) -> None:
-        """The thread that began it has ended: it is the calling thread's to put back now."""
-        self._has_lost_its_thread = self.is_abandoned = True
-        self.home = Home()  # last: from here on this thread tries until it is done
+    def adopt(self) -> bool:
+        """Whether the thread that began it has ended, and it is the calling thread's to put back now."""
+        lost = self.home
+        if not lost.is_over():
+            return False
+        heir = Home()
+        with _lock:  # one thread takes it
+            if self.home is not lost:
+                return False
+            self._has_lost_its_thread = self.is_abandoned = True
+            self.home = heir  # last: from here on this thread tries until it is done
+        return True
 
     def is_at_work(self) -> bool:
         """Whether this thread is inside its beginning or end."""
@@ -57,9 +66,11 @@ class Unfinished:
 #: so that it can be read without a lock.
 open_blocks: tuple[Block, ...] = ()
 
-#: Adding and discarding are atomic.
-unfinished: set[Unfinished] = set()
+#: In the order in which they began; a dict for that. Adding and removing are atomic.
+unfinished: dict[Unfinished, None] = {}
 
+#: Nothing is made or called while it is held: wherever that happens the collector may come, and end a
+#: block that this thread has lost, or a signal's handler, which may do anything.
 _lock = threading.Lock()
 
 
@@ -75,7 +86,7 @@ def find() -> Block | None:
         if follower is not None and block.holds_stream(follower.current_stream()):
             return block
     for block in reversed(blocks):
-        if block.home.is_here():
+        if block.is_home():
             return block
     return None
 
@@ -90,9 +101,8 @@ def capturing(stream: int) -> Block | None:
 
 def add(block: Block) -> None:
     """A block has opened."""
-    global open_blocks
-    with _lock:
-        open_blocks = (*open_blocks, block)
+    while not _replaced(before := open_blocks, (*before, block)):
+        pass
 
 
 def sweep() -> None:
@@ -101,15 +111,16 @@ def sweep() -> None:
     An interrupt hit it between two lines of its own beginning or end, or its context manager has
     gone without having been left, or is still there but its thread is not.
     """
-    for each in tuple(unfinished):
-        if not each.home.is_here():
-            with _lock:  # one thread takes it
-                if not each.home.is_over():
-                    continue
-                each.adopt()
+    for each in reversed(list(unfinished)):  # what lies inside another comes first
+        if not each.home.is_here() and not each.adopt():
+            continue
         if each.is_abandoned and not each.is_at_work():
             # It is tried again if it fails; other work goes on meanwhile.
-            with contextlib.suppress(Exception), contexts.made_current(*each.place()):
+            with (
+                contextlib.suppress(Exception),
+                contexts.visited(*each.place()),
+                release.relaxed_thread(),  # this thread may have a capture open
+            ):
                 each.put_back()
 
 
@@ -125,6 +136,26 @@ def is_running(thing: object, work: frozenset[CodeType]) -> bool:
 
 def remove(block: Block) -> None:
     """A block has closed."""
+    while not _replaced(before := open_blocks, tuple(b for b in before if b is not block)):
+        pass
+
+
+def _forget_all() -> None:
+    """In a forked child: they are the parent's, and so may be who holds the lock."""
+    global open_blocks, _lock
+    _lock = threading.Lock()
+    open_blocks = ()
+    unfinished.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _replaced(before: tuple[Block, ...], after: tuple[Block, ...]) -> bool:
+    """Whether nobody was faster."""
     global open_blocks
     with _lock:
-        open_blocks = tuple(other for other in open_blocks if other is not block)
+        if open_blocks is before:
+            open_blocks = after
+            return True
+    return False

@@ -236,7 +236,7 @@ class Block(blocks.Unfinished):
     def open(self, record_stacks: bool) -> None:
         """Begin the first segment. Whatever fails, everything is as it was before."""
         try:
-            blocks.unfinished.add(self)
+            blocks.unfinished[self] = None
             self._refuse_nesting()
             self._memory_mark = self.sequence._memory.mark()
             self.sequence._begin_capture(self)
@@ -271,10 +271,11 @@ class Block(blocks.Unfinished):
         its own thread ends it.
         """
         if not self.is_home():
-            if self.mode == "relaxed":
+            is_in_parent = self.home.is_in_parent()
+            if self.mode == "relaxed" and not is_in_parent:
                 self._abandon_segment()
             if error is None:
-                raise errors.left_on_another_thread()
+                raise errors.left_elsewhere("block", is_in_parent)
             return
         try:
             if error is not None:
@@ -348,7 +349,7 @@ class Block(blocks.Unfinished):
         self._held.clear()
         self._poison = None  # it may hold this frame: no cycle is left for the collector
         if not self._is_open:  # one that could not be ended is tried again by the next use
-            blocks.unfinished.discard(self)
+            blocks.unfinished.pop(self, None)
         return problems
 
     def _stop_stacks(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from ._driver import (
 from ._driver.bindings import types
 from ._driver.handles import GraphHandle
 from .arguments import array_memory
-from .journals import Page, of_block, open_recordings
+from .journals import Page, of_block, open_recording
 from .parts import Recording, check_body
 
 __all__ = ["as_scalar", "capture_if", "capture_while"]
@@ -93,9 +92,9 @@ class _Scene(NamedTuple):
 
 def _scene() -> _Scene | None:
     """The capture that the current stream is in, or None: then the call is plain Python."""
-    mine = open_recordings.get(threading.get_ident()) if open_recordings else None
-    if mine:
-        return _of_recording(mine[-1])
+    recording = open_recording()
+    if recording is not None:
+        return _of_recording(recording)
     block = blocks.find() if blocks.open_blocks else None
     if block is not None:
         if not block._is_open:

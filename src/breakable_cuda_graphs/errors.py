@@ -593,10 +593,12 @@ def other_thread(segment: int, where: str, mode: str) -> CaptureError:
     )
 
 
-def left_on_another_thread() -> CaptureError:
+def left_elsewhere(what: str, is_in_parent: bool) -> CaptureError | ProcessError:
+    if is_in_parent:
+        return used_after_fork(what)
     return CaptureError(
-        "a capture was left on another thread than it was entered on: it is given up, and ended when "
-        "the library is next used on the thread that began it"
+        f"a {what} was left on another thread than it was entered on: it is given up, and ended when the "
+        "library is next used on the thread that began it, or on any other once that has ended"
     )
 
 

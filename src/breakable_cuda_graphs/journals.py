@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import blocks
 from ._driver.bindings import Driver, types
 from ._driver.works import Conditional
 from .templates import Notes
@@ -125,8 +126,18 @@ class Journal:
 
 # ---------------------------------------------------------------- whose journal
 
-#: `Graph.capture` blocks and bodies that are open, by thread; the innermost last.
-open_recordings: dict[int, list[Recording]] = {}
+#: `Graph.capture` blocks and bodies that are open, of all threads; the innermost last.
+open_recordings: list[Recording] = []
+
+
+def open_recording() -> Recording | None:
+    """The innermost that the calling thread is in."""
+    if open_recordings:
+        blocks.sweep()  # one that nobody will leave is none that something could be noted in
+        for each in reversed(list(open_recordings)):
+            if each.is_home() and not each.is_abandoned:
+                return each
+    return None
 
 
 class Page(NamedTuple):

@@ -7,6 +7,7 @@ the target only when it has ended well.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -79,10 +80,10 @@ class Recording(blocks.Unfinished):
         self.home = Home()
         self._enclosed = Enclosed(framework, stream, self._mode)
         try:
-            blocks.unfinished.add(self)
+            blocks.unfinished[self] = None
             self._enclosed.begin()
             self.journal = Journal(driver, self.handle)
-            open_recordings.setdefault(self.home.ident, []).append(self)
+            open_recordings.append(self)
         except BaseException:
             self.put_back()
             raise
@@ -93,7 +94,7 @@ class Recording(blocks.Unfinished):
         self.is_abandoned = True
         if not self.is_home():  # what is that thread's own, it has to put back
             if error is None:
-                raise errors.left_on_another_thread()
+                raise errors.left_elsewhere("part", self.home.is_in_parent())
             return
         enclosed = self._enclosed
         assert enclosed is not None
@@ -104,7 +105,7 @@ class Recording(blocks.Unfinished):
                     enclosed.abandon()
                 else:
                     self._end(enclosed)
-            blocks.unfinished.discard(self)
+            blocks.unfinished.pop(self, None)
         except BaseException as problem:
             if error is None or not isinstance(problem, Exception):
                 self.put_back()
@@ -128,14 +129,11 @@ class Recording(blocks.Unfinished):
         assert self._enclosed is not None
         with release.relaxed_thread():
             self._enclosed.abandon()
-        blocks.unfinished.discard(self)
+        blocks.unfinished.pop(self, None)
 
     def _close_journal(self) -> None:
-        for thread, mine in list(open_recordings.items()):
-            if self in mine:
-                mine.remove(self)
-                if not mine:
-                    open_recordings.pop(thread, None)
+        with contextlib.suppress(ValueError):  # it is closed already
+            open_recordings.remove(self)
 
     def _end(self, enclosed: Enclosed) -> None:
         driver = self.driver

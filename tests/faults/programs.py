@@ -21,10 +21,11 @@ from breakable_cuda_graphs import (
     capture_if,
     capture_while,
     force_no_graph,
+    is_in_breakable_graph,
     no_graph,
 )
 from graphs import N, array, f32, launch_scale, scale, scale_kernel
-from helping import Boom, forked
+from helping import Boom, forked, in_thread
 
 
 class Stage:
@@ -411,6 +412,21 @@ def annotated(stage: Stage, seq: CUDAGraphSequence) -> None:
     compare(seq, x, y, lambda: x * 2 + 2)
 
 
+def after_a_thread_has_ended(stage: Stage, seq: CUDAGraphSequence) -> None:
+    """In a block that it never left: this thread has to end it."""
+    kept = breakable_graph(CUDAGraphSequence())
+
+    def lose() -> None:
+        kept.__enter__()
+        bump(torch.ones(2) * 2)
+
+    try:
+        in_thread(lose)
+        replayed(plain)(stage, seq)
+    finally:
+        is_in_breakable_graph()  # what kept this thread from ending it is tried again
+
+
 PROGRAMS: dict[str, Program] = {
     "no break": replayed(plain),
     "breaks": replayed(with_breaks),
@@ -432,6 +448,7 @@ PROGRAMS: dict[str, Program] = {
     "random numbers": random_numbers,
     "autograd": autograd,
     "annotated": annotated,
+    "lost thread": after_a_thread_has_ended,
     "failing": replayed(failing),
     "failing in a break": replayed(failing_in_a_break),
 }

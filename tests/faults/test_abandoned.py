@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,16 +19,26 @@ from breakable_cuda_graphs import (  # noqa: E402
     CaptureError,
     CUDAGraphSequence,
     Graph,
+    ProcessError,
     ReplayError,
     blocks,
     breakable_graph,
+    capture_if,
     is_in_breakable_graph,
     no_graph,
 )
 from breakable_cuda_graphs._driver import release  # noqa: E402
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from faults.injecting import attempt  # noqa: E402
-from helping import MODES, Boom, assert_nothing_open, capture, in_thread  # noqa: E402
+from helping import (  # noqa: E402
+    MODES,
+    Boom,
+    assert_nothing_open,
+    capture,
+    in_raw_thread,
+    in_thread,
+    in_thread_of_number,
+)
 
 
 @no_graph
@@ -187,7 +199,7 @@ def test_a_block_whose_thread_has_ended_is_ended_by_any_other(
     traced = sys.gettrace()
     USES[use](seq)
     assert_nothing_open(device)
-    assert blocks.unfinished == set()
+    assert blocks.unfinished == {}
     assert tensors.current_stream() == 0
     assert sys.gettrace() is traced
     for block in kept:
@@ -199,6 +211,166 @@ def test_a_block_whose_thread_has_ended_is_ended_by_any_other(
     x.fill_(5)
     seq.replay()
     assert y.tolist() == [15, 15]
+
+
+@contextlib.contextmanager
+def checked(lock: Any, calls: list[str]) -> Iterator[Any]:
+    """A lock that writes down what is called while it is held."""
+
+    class Checked:
+        def __enter__(self) -> None:
+            lock.acquire()
+            sys.setprofile(self._note)
+
+        def __exit__(self, *_: Any) -> None:
+            sys.setprofile(None)
+            lock.release()
+
+        def _note(self, frame: Any, event: str, argument: Any) -> None:
+            if event in ("call", "c_call") and frame.f_code.co_filename == blocks.__file__:
+                calls.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+
+    yield Checked()
+
+
+def test_nothing_is_called_while_the_lock_of_the_blocks_is_held(
+    device: Any, monkeypatch: Any
+) -> None:
+    """The collector, or a signal's handler, would run there, and may come for the same lock."""
+    calls: list[str] = []
+    with checked(blocks._lock, calls) as lock:
+        monkeypatch.setattr(blocks, "_lock", lock)
+        in_thread(lambda: lose_a_block(CUDAGraphSequence(), "global"))
+        capture(lambda: torch.ones(2) + 1)
+    assert calls == []
+    assert_nothing_open(device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_is_the_thread_that_counts_not_its_number_nor_who_started_it(
+    device: Any, mode: str
+) -> None:
+    kept: list[Any] = []
+    number = in_raw_thread(lambda: enter_and_keep(CUDAGraphSequence(), mode, kept))
+
+    def work() -> None:
+        traced, stream = sys.gettrace(), 0x55
+        with tensors.stream(stream):
+            assert not is_in_breakable_graph()
+            assert blocks.unfinished == {}
+            assert tensors.current_stream() == stream
+        assert sys.gettrace() is traced
+
+    in_thread_of_number(number, work)
+    assert_nothing_open(device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_of_a_thread_that_has_ended_takes_nothing_from_one_of_its_number(
+    device: Any, mode: str
+) -> None:
+    graph, kept, flag, ran = Graph(), [], torch.tensor(True), []
+
+    def lose() -> None:
+        kept.append(graph.capture(mode=mode))
+        kept[0].__enter__()
+        torch.ones(2) + 1
+
+    number = in_raw_thread(lose)
+    in_thread_of_number(number, lambda: capture_if(flag, lambda: ran.append(1)))
+    assert ran == [1]
+    assert_nothing_open(device)
+    graph.close()
+
+
+def test_what_lies_inside_another_is_put_back_first(device: Any) -> None:
+    def lose() -> None:
+        entered = [breakable_graph(CUDAGraphSequence()), Graph().capture()]
+        for each in entered:
+            each.__enter__()
+
+    for _ in range(8):  # a set had the right order half of the time
+        lose()
+        gc.collect()
+        assert not is_in_breakable_graph()
+        assert tensors.current_stream() == 0
+        assert_nothing_open(device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_thread_may_end_the_block_of_another_inside_its_own_capture(
+    device: Any, mode: str
+) -> None:
+    """The graphs that go with it are released without harm to that."""
+    x, entered = torch.ones(2), threading.Event()
+
+    def lose() -> None:
+        assert entered.wait(20)
+        lose_a_block(CUDAGraphSequence(), "thread_local")
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq, capture_error_mode=mode):
+        entered.set()
+        thread.join()
+        y = x * 3
+        bump(y)
+        assert len(blocks.unfinished) == 1
+        z = y + 1
+    x.fill_(5)
+    seq.replay()
+    assert z.tolist() == [17, 17]
+
+
+def test_a_block_that_cannot_be_ended_is_not_the_one_of_who_tries(
+    device: Any, monkeypatch: Any
+) -> None:
+    from breakable_cuda_graphs.capture import Block
+
+    def fail(block: Any) -> None:
+        raise RuntimeError("the context is gone")
+
+    in_thread(lambda: lose_a_block(CUDAGraphSequence(), "thread_local"))
+    monkeypatch.setattr(Block, "put_back", fail)
+    t = torch.ones(2)
+    bump(t)
+    assert t.tolist() == [2, 2]
+    monkeypatch.undo()
+    assert not is_in_breakable_graph()
+    assert_nothing_open(device)
+
+
+def test_a_forked_child_touches_nothing_of_a_block_that_is_open(device: Any) -> None:
+    """Neither one of another thread nor its own, which it leaves with an error that says so."""
+    entered, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with breakable_graph(CUDAGraphSequence(), capture_error_mode="thread_local"):
+            entered.set()
+            assert done.wait(20)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(20)
+    block = breakable_graph(CUDAGraphSequence(), capture_error_mode="relaxed")
+    block.__enter__()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads and forks
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(ProcessError, match="forked"):
+                block.__exit__(None, None, None)
+            code = 2 if is_in_breakable_graph() or blocks.unfinished else 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    block.__exit__(None, None, None)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0  # and the device fixture has no findings
 
 
 def test_handles_are_released_again_once_a_thread_has_ended_in_a_block(device: Any) -> None:
@@ -270,7 +442,7 @@ def test_an_interrupt_in_the_end_of_a_block_is_made_good_at_once(
         torch.ones(2) + 1
     assert len(calls) == 2
     assert blocks.open_blocks == ()
-    assert blocks.unfinished == set()
+    assert blocks.unfinished == {}
     assert tensors.current_stream() == 0
 
 

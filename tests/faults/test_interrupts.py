@@ -203,6 +203,7 @@ BESIDE = {
     "annotated": ("annotations.py journals.py", 8),
     "two streams": ("sequence.py ordering.py", 6),
     "shared pool": ("sequence.py capture.py", 12),
+    "lost thread": ("blocks.py threads.py contexts.py", 1),
 }
 
 

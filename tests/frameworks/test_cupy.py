@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import types as python_types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -497,3 +498,19 @@ def test_a_library_loaded_inside_a_segment_comes_too_late(loaded):
     with pytest.raises(CaptureError, match="cupy was loaded inside a segment"):
         with breakable_graph(CUDAGraphSequence()):
             loaded["cupy"] = fake_cupy.module()
+
+
+def test_the_memory_of_a_block_whose_thread_has_ended_goes(cupy):
+    memories: list[Any] = []
+
+    def lose() -> None:
+        seq = CUDAGraphSequence()
+        breakable_graph(seq).__enter__()
+        cupy.full(N, 2) * 3
+        memories.append(weakref.ref(adapter._memories[seq._pool]))
+        fake_cupy._thread.allocator = cupy.pool.malloc  # the storage of the thread goes with it
+
+    in_thread(lose)
+    assert not is_in_breakable_graph()
+    helping.settle()
+    assert memories[0]() is None

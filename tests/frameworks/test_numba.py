@@ -21,13 +21,22 @@ from breakable_cuda_graphs import (
     EscapedWorkWarning,
     StaleInputError,
     breakable_graph,
+    is_in_breakable_graph,
     no_graph,
 )
 from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import libraries, raw
-from helping import Boom, a_stream, capture, in_thread, settle
+from helping import (
+    Boom,
+    a_stream,
+    capture,
+    in_raw_thread,
+    in_thread,
+    in_thread_of_number,
+    settle,
+)
 
 N = 16
 
@@ -340,3 +349,22 @@ def test_static_results_are_copied_on_the_replays_stream(numba, stream):
         with breakable_graph(CUDAGraphSequence(), stream=stream):
             strided()
     seq.reset()
+
+
+def test_a_thread_of_the_number_of_one_that_ended_in_a_segment_may_allocate(numba):
+    def begin() -> None:
+        context = contexts.primary(bindings.current(), 0)
+        bindings.current().cuCtxSetCurrent(types.CUcontext(context))
+
+    def lose() -> None:
+        begin()
+        breakable_graph(CUDAGraphSequence(), capture_error_mode="thread_local").__enter__()
+
+    def allocate() -> None:
+        begin()
+        made.append(numba.device_array(N))
+
+    made: list[Any] = []
+    in_thread_of_number(in_raw_thread(lose), allocate)
+    assert len(made) == 1
+    assert not is_in_breakable_graph()

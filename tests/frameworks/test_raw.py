@@ -268,3 +268,15 @@ def test_a_neutral_capture_imports_no_torch():
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ok\n"
     assert done.stderr == ""
+
+
+def test_of_a_block_whose_thread_has_ended_no_stream_is_kept(bench):
+    """The fixture looks for what was not released."""
+
+    def lose() -> None:
+        bench.driver.cuCtxSetCurrent(types.CUcontext(contexts.primary(bench.driver, 0)))
+        breakable_graph(CUDAGraphSequence()).__enter__()
+
+    in_thread(lose)
+    assert not is_in_breakable_graph()
+    assert release.open_captures() == 0

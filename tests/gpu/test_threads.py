@@ -480,7 +480,7 @@ def test_a_block_whose_thread_has_ended_is_ended_by_the_next_use(
             out = x * 3
         assert torch.cuda.current_stream() == side
     assert release.open_captures() == 0
-    assert blocks.unfinished == set()
+    assert blocks.unfinished == {}
     same(torch.rand(8, device="cuda"), expected)
     check_replays(other, x, out, lambda t: t * 3)
     with pytest.raises(CaptureError, match="another thread"):

@@ -73,6 +73,21 @@ def instead_of(driver: bindings.Driver, context: int) -> int | None:
 
 
 @contextlib.contextmanager
+def visited(driver: bindings.Driver, context: int) -> Iterator[None]:
+    """Inside, the context is current; afterwards what was before, be it none.
+
+    A thread that has none is on device 0 for the runtime, and would be on another one.
+    """
+    before = current(driver)
+    try:
+        with made_current(driver, context):
+            yield
+    finally:
+        if not before:
+            make_current(driver, 0)
+
+
+@contextlib.contextmanager
 def made_current(driver: bindings.Driver, context: int) -> Iterator[None]:
     """Inside, the context is current; a thread that had another has it again afterwards."""
     before = current(driver)

@@ -1,37 +1,54 @@
 """Which thread something belongs to: a capture, and the state of a thread that was changed for it.
 
-The hard problem: the number of a thread is given to another one once it has ended, so it proves
-nothing; the thread's object does. And a thread that has ended cannot put back what was its own, nor
-need it: its current streams, devices and modes have gone with it.
+The hard problem: the number of a thread is given to another one once it has ended, and `threading` may
+give both the same object where it did not start them. So each thread has a token in its own storage,
+which goes when the thread does. And a thread that has ended cannot put back what was its own, nor need
+it: its current streams, devices and modes have gone with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
 from . import process, release
 
 
+class _Token:
+    """One thread, for as long as it lives."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.token = _Token()
+
+
+_here = _Here()
+
+
 class Home:
-    """The thread that made this object."""
+    """The thread that made this object. In a forked child it is nowhere: nobody's, and not over."""
+
+    __slots__ = ("_epoch", "_token")
 
     def __init__(self) -> None:
-        self._thread = threading.current_thread()
+        self._token = weakref.ref(_here.token)
         self._epoch = process.epoch
-        self.ident = threading.get_ident()
 
     def is_here(self) -> bool:
         """Whether the caller is that thread."""
-        return threading.current_thread() is self._thread
+        return self._token() is _here.token and not self.is_in_parent()
+
+    def is_in_parent(self) -> bool:
+        """Whether this process is a forked child of that thread's."""
+        return self._epoch != process.epoch
 
     def is_over(self) -> bool:
-        """Whether it has ended. A forked child, in which only one thread lives on, is not told so."""
-        if self._epoch != process.epoch:
-            return False
-        return not self._thread.is_alive() or self._thread not in threading.enumerate()
+        """Whether it has ended."""
+        return self._token() is None and not self.is_in_parent()
 
 
 class Changes:

@@ -183,7 +183,7 @@ class CupyCompanion:
         self, cupy: Any, framework: base.Framework, pool: base.Pool, stream: Any, handle: int
     ) -> None:
         self._cupy = cupy
-        self._memory = memory_of(cupy, framework.driver, framework.context, pool)
+        self._memory: Any = memory_of(cupy, framework.driver, framework.context, pool)
         self._stream, self._handle = stream, handle
         self._changes = Changes()
         self._driver = framework.driver
@@ -245,6 +245,9 @@ class CupyCompanion:
     def leave(self, failed: bool) -> None:
         self.end()
         self._has_left = True
+        self._memory = self._stream = (
+            None  # what a thread that has ended cannot undo keeps this object
+        )
         self._changes.undo()
 
 

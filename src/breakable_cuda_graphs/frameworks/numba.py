@@ -8,6 +8,7 @@ these, so while blocks are open the methods that do them are replaced by ones th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -123,7 +124,7 @@ class _Segment:
     """One open segment, for the methods of Numba that look first."""
 
     def __init__(self, driver: Driver, handle: int) -> None:
-        self.thread = threading.get_ident()
+        self.home = Home()
         self._driver, self._handle = driver, handle
         self._has_warned = False
 
@@ -153,8 +154,8 @@ class _Watch:
         ]
         self._originals: list[tuple[type, str, Any]] = []
         self._blocks: list[NumbaCompanion] = []
-        self._open: dict[int, list[_Segment]] = {}  # thread -> its open segments
-        self._lock = threading.Lock()
+        self._open: list[_Segment] = []  # of all threads
+        self._lock = threading.RLock()  # a finalizer may end another block in the middle
 
     def start(self, block: NumbaCompanion) -> None:
         with self._lock:
@@ -175,20 +176,17 @@ class _Watch:
                     setattr(kind, name, original)
 
     def open(self, segment: _Segment) -> None:
-        with self._lock:
-            self._open.setdefault(segment.thread, []).append(segment)
+        self._open.append(segment)
 
     def close(self, segment: _Segment) -> None:
-        with self._lock:
-            left = self._open.get(segment.thread, [])
-            if segment in left:
-                left.remove(segment)
-            if not left:
-                self._open.pop(segment.thread, None)
+        with contextlib.suppress(ValueError):  # it is closed already
+            self._open.remove(segment)
 
     def _here(self) -> _Segment | None:
-        segments = self._open.get(threading.get_ident())
-        return segments[-1] if segments else None
+        for segment in reversed(list(self._open)):
+            if segment.home.is_here():
+                return segment
+        return None
 
     def _allocating(self, original: Any) -> Any:
         """An allocation: in a segment refused before the driver is asked, which would end the capture."""

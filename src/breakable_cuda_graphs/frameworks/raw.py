@@ -130,6 +130,7 @@ class RawFramework:
             if module is not None:
                 stack.enter_context(cupy.stream_of(module, stream, handle))
             _here.stream = handle
+            del stream  # what a thread that has ended cannot undo keeps this frame
             try:
                 yield
             finally:

@@ -49,6 +49,9 @@ _ACTIVE, _INVALIDATED = 1, 2
 class _Current(threading.local):
     handle = 0
 
+    def __init__(self) -> None:
+        self.thread = object()  # which thread this is: numbers are given out again
+
 
 _current = _Current()
 
@@ -354,7 +357,7 @@ class TensorRecorder:
         self._driver = simulated_driver
         self._modes: tuple[_Operators, _HostReads] | None = None  # while they are on torch's stacks
         self._is_held = False
-        self._thread = threading.current_thread()  # whose stacks they are on
+        self._thread: object = None  # whose stacks they are on
         self.is_recording = False
         self._stream = self._previous = 0
         #: whether a recorded operator has drawn random numbers
@@ -392,21 +395,22 @@ class TensorRecorder:
         if not self.is_recording:
             return
         self.is_recording = False
+        is_here = _current.thread is self._thread
         if not self._is_held:
             self._leave_modes()
-        if _current.handle == self._stream:
+        if is_here and _current.handle == self._stream:
             _current.handle = self._previous
 
     def _enter_modes(self) -> None:
         if self._modes is None:
-            self._thread = threading.current_thread()
+            self._thread = _current.thread
             self._modes = (_Operators(self), _HostReads(self))
             for mode in self._modes:
                 mode.__enter__()
 
     def _leave_modes(self) -> None:
         modes, self._modes = self._modes, None
-        if modes is not None and threading.current_thread() is self._thread:
+        if modes is not None and _current.thread is self._thread:
             leave_dispatch_mode(modes[0])
             leave_function_mode(modes[1])
 

@@ -19,9 +19,10 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from ... import errors
+from ..._driver.threads import Home
 
 _set_stream = torch.cuda.set_stream
-_watches: dict[int, list[StrayWatch]] = {}  # thread -> its open blocks
+_watches: list[StrayWatch] = []  # of the open blocks of all threads
 _lock = threading.Lock()
 
 
@@ -32,26 +33,30 @@ class StrayWatch:
         self._is_captured = is_captured
         self._mode: _StrayWork | None = None
         self._is_on = False
+        self._home = Home()
 
     def start(self) -> None:
         """Watch this thread from now on."""
         self._is_on = "torch._dynamo" not in sys.modules
         if self._is_on:
             with _lock:
-                _watches.setdefault(threading.get_ident(), []).append(self)
+                _watches.append(self)
                 torch.cuda.set_stream = _noted_set_stream
 
     def stop(self) -> None:
         """Watch no more. A second call does nothing; on another thread it leaves that one's modes alone."""
         if self._is_on:
             with _lock:
-                _forget(self)
+                if self in _watches:
+                    _watches.remove(self)
                 if not _watches:
                     torch.cuda.set_stream = _set_stream
             self._leave_mode()
 
     def stream_changed(self) -> None:
-        """Another stream has become current in the block's thread."""
+        """Another stream has become current in this thread."""
+        if not self._home.is_here():
+            return
         if self._is_captured():
             self._leave_mode()
         elif self._mode is None:
@@ -65,18 +70,10 @@ class StrayWatch:
             self._mode = None
 
 
-def _forget(watch: StrayWatch) -> None:
-    for thread, watches in list(_watches.items()):
-        if watch in watches:
-            watches.remove(watch)
-        if not watches:
-            del _watches[thread]
-
-
 def _noted_set_stream(stream: Any) -> None:
     """`torch.cuda.set_stream` while blocks are open."""
     _set_stream(stream)
-    for watch in _watches.get(threading.get_ident(), ()):
+    for watch in list(_watches):
         watch.stream_changed()
 
 
