@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from breakable_cuda_graphs import (  # noqa: E402
     CaptureError,
     CUDAGraphSequence,
+    StaleInputError,
     breakable_graph,
     force_no_graph,
     is_in_breakable_graph,
@@ -659,3 +660,20 @@ def test_a_break_with_side_work_open_is_refused_with_the_kernels(device):
         assert info.value.streams == ()
         assert "bump" in str(info.value)
         assert_nothing_open(device)
+
+
+def test_a_parameter_whose_data_was_replaced_is_stale_for_a_break_too(device):
+    w, out = torch.nn.Parameter(torch.ones(2)), torch.zeros(2)
+
+    @no_graph
+    def use(p: Any) -> None:
+        with torch.no_grad():
+            out.copy_(p)
+
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        use(w)
+    seq.replay()
+    w.data = torch.full((2,), 3.0)
+    with pytest.raises(StaleInputError, match="argument"):
+        seq.replay()

@@ -40,19 +40,21 @@ class Tensors:
         return isinstance(value, torch.Tensor) and value.device.type == self._device_type
 
     def can_alias(self, value: Any) -> bool:
-        """Ordinary tensors only: of a subclass or a sparse one only the object itself is enough.
-
-        So it is of a leaf that autograd works on: a gradient belongs to the object, not to its memory.
-        """
+        """Ordinary tensors only: of a subclass or a sparse one only the object itself is enough."""
         return (
             type(value) in (torch.Tensor, torch.nn.Parameter)
             and value.layout is torch.strided
             and not value.is_quantized
-            and not (value.is_leaf and _is_trained(value))
         )
 
     def alias(self, value: Any) -> Any:
-        """Same bytes, shape, strides, offset, dtype, conj and neg bits; no history, not owning."""
+        """Same bytes, shape, strides, offset, dtype, conj and neg bits; no history, not owning.
+
+        A leaf that autograd works on stands for itself: a gradient belongs to the object, not to its
+        memory. That is watched all the same, for `param.data = other`.
+        """
+        if _is_trained(value):
+            return value
         storage = value.untyped_storage()
         view = alias_storage(storage.data_ptr(), value.device, storage.nbytes())
         with torch.inference_mode(value.is_inference()), torch.no_grad():
@@ -105,8 +107,12 @@ class Tensors:
             target.copy_(source)
 
 
-def _is_trained(leaf: Any) -> bool:
-    return leaf.grad is not None or (leaf.requires_grad and torch.is_grad_enabled())
+def _is_trained(value: Any) -> bool:
+    """Whether it has a gradient, or is a parameter that may be given one."""
+    if not value.is_leaf:
+        return False
+    is_parameter = type(value) is torch.nn.Parameter and value.requires_grad
+    return value.grad is not None or (is_parameter and torch.is_grad_enabled())
 
 
 def keep_attributes(alias: Any, value: Any) -> None:
