@@ -245,9 +245,8 @@ class CupyCompanion:
     def leave(self, failed: bool) -> None:
         self.end()
         self._has_left = True
-        self._memory = self._stream = (
-            None  # what a thread that has ended cannot undo keeps this object
-        )
+        # What a thread that has ended cannot undo keeps this object, which must not keep those.
+        self._memory = self._stream = None
         self._changes.undo()
 
 
