@@ -186,6 +186,41 @@ def lateness(rank: int, world: int) -> dict[str, Any]:
     return report
 
 
+def out_of_step(rank: int, world: int) -> dict[str, Any]:
+    """Ranks that fail where the others are already in, come too late for a collective, or stay away."""
+    report: dict[str, Any] = {}
+    with device():
+        scene = Scene(rank)
+        barrier = fail_on(rank, 1)
+        with told(report, "barrier_fn fails"), capture_together(scene.seq, barrier_fn=barrier):
+            scene.body()
+        with told(report, "only one has a barrier_fn"):
+            options = {"barrier_fn": lambda: None} if rank else {}
+            with capture_together(scene.seq, **options):
+                scene.body()
+        scene = Scene(rank)
+        with told(report, "late for a collective"), capture_together(scene.seq, timeout=0.5):
+            scene.body(lambda: time.sleep(1.5 * rank))
+        with told(report, "stays away"):
+            if rank == 0:
+                with capture_together(scene.seq, timeout=0.5):
+                    scene.body()
+        dist.barrier()
+        for which in ("first", "second"):
+            time.sleep(0.3 * rank)  # rank 0 has failed in the second before rank 1 begins the first
+            with told(report, f"the {which} of two"), capture_together(scene.seq, timeout=5):
+                scene.body(fail_on(rank, 0))
+        with told(report, "does not compare"):
+            if rank == 1:
+                compare(scene.seq, timeout=0.5)
+        dist.barrier()
+        with capture_together(scene.seq, timeout=10):
+            scene.body()
+        report["at last"] = scene.values(rank)
+        report["compared"] = compare(scene.seq, timeout=10)
+    return report
+
+
 def comparisons(rank: int, world: int) -> dict[str, Any]:
     """Captures that differ between the ranks, each in another way."""
     report: dict[str, Any] = {}
@@ -247,7 +282,7 @@ def all_at_once(rank: int, world: int) -> dict[str, Any]:
 
     At the end rank 1 dies in a capture, with its report written.
     """
-    programs = (barriers, failures, lateness, comparisons, captured_collective)
+    programs = (barriers, failures, lateness, out_of_step, comparisons, captured_collective)
     report: dict[str, Any] = {each.__name__: each(rank, world) for each in programs}
     with device():
         scene = Scene(rank)

@@ -133,6 +133,28 @@ def test_a_rank_that_does_not_come_in_time_is_named_and_hears_of_it(told):
     assert [report["afterwards"] for report in told] == [[7, 25], [7, 25]]
 
 
+@program("out_of_step")
+def test_whoever_fails_late_or_stays_away_leaves_nobody_waiting(told):
+    assert told[1]["barrier_fn fails"] == "KeyError 'mine'"
+    assert "rank 1 failed" in told[0]["barrier_fn fails"]
+    assert [report["only one has a barrier_fn"] for report in told] == ["", ""]
+    assert "rank 1 did not come" in told[0]["late for a collective"]
+    assert "rank 0 failed" in told[1]["late for a collective"]
+    assert "rank 1 did not come" in told[0]["stays away"]
+    for which in ("the first of two", "the second of two"):
+        assert told[0][which] == "KeyError 'mine'"
+        assert "rank 0 failed in its capture (KeyError: 'mine')" in told[1][which]
+    assert "rank 0 did not come to compare" in told[1]["does not compare"]
+    for report in told:
+        assert max(seconds for key, seconds in report.items() if key.endswith("seconds")) < 8
+
+
+@program("out_of_step")
+def test_after_any_failure_the_ranks_are_in_step_again(told):
+    assert [report["at last"] for report in told] == [[7, 25], [7, 25]]
+    assert told[0]["compared"] == told[1]["compared"]
+
+
 def test_a_rank_that_dies_is_named(reports):
     assert "rank 1 did not come to the break reduce_all" in reports[0]["death"]
     assert reports[0]["death seconds"] < 20

@@ -14,6 +14,7 @@ with a time limit: nothing of it is a collective, so nothing waits for a rank th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -44,7 +45,7 @@ class capture_together:
     failed raises its own exception. Then no rank has captured anything.
 
     cuda_graph, stream, capture_error_mode, options: as for `breakable_graph`.
-    barrier_fn: called once the ranks have met, before the break's body.
+    barrier_fn: called once the ranks have met, before the break's body; then they meet again.
     group: a process group of any backend; None is the default one.
     timeout: how long to wait for a rank, in seconds.
 
@@ -86,6 +87,7 @@ class capture_together:
         )
 
     def __enter__(self) -> None:
+        self._meetings.begin()
         try:
             self._capture.__enter__()
         except BaseException as error:
@@ -114,9 +116,12 @@ class capture_together:
     def _before_break(self) -> None:
         block = blocks.find()
         name = "a break" if block is None else f"the break {block.in_break}"
-        self._meetings.meet(name)
+        has_barrier = self._meetings.exchange(name, self._barrier_fn is not None)
         if self._barrier_fn is not None:
             self._barrier_fn()
+        if any(has_barrier):  # one of them may have failed
+            self._meetings.meet(f"{name}, behind barrier_fn")
+        self._meetings.require_all(name)
 
 
 def compare(sequence: CUDAGraphSequence, group: Any = None, timeout: float = 60.0) -> str:
@@ -136,9 +141,14 @@ def compare(sequence: CUDAGraphSequence, group: Any = None, timeout: float = 60.
     if not isinstance(sequence, CUDAGraphSequence):
         raise errors.bad_type("sequence", sequence, "a CUDAGraphSequence")
     meetings = _Meetings(group, timeout)
+    meetings.begin()
     parts = [_Part(segment) for segment in sequence.segments]
     whole = _digest([part.digest for part in parts])
-    fingerprints = meetings.exchange("compare", whole)
+    try:
+        fingerprints = meetings.exchange("compare", whole)
+    except errors.RankError:
+        meetings.end_attempt()
+        raise
     if len(set(fingerprints)) == 1:
         return whole
     mine = [[part.name, *part.digests] for part in parts]
@@ -211,8 +221,9 @@ def _digest(value: Any) -> str:
 
 # ---------------------------------------------------------------- meetings
 
-#: For each group, by name: the store that its meetings were counted in, and how many there were.
-_counted: dict[str, tuple[Any, int]] = {}
+#: For each group, by name: the store that its meetings were counted in, the attempt, and how many there
+#: were in it.
+_counted: dict[str, tuple[Any, int, int]] = {}
 
 
 class _Meetings:
@@ -221,6 +232,10 @@ class _Meetings:
     Each meeting has a number, the same on all ranks: they meet in the same order. A rank writes what
     it has to say once, and reads what the others say; one that has failed writes that for the next
     meeting and does not wait.
+
+    After a failure the numbers need not agree: a rank may have failed before it came to the first
+    meeting, or not have come at all. So a rank that fails ends the attempt, and what begins afterwards
+    counts from zero in the next one.
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
@@ -237,7 +252,24 @@ class _Meetings:
         self._group = str(group.group_name)
         # Private, but there is no other way to the store, and it has been there in all versions.
         self._store: Any = distributed_c10d._get_default_store()
-        self._is_over = False  # all ranks know of the failure
+        self._attempt = 0
+        self._is_over = False  # all ranks know of the failure, or will look where it is written
+
+    def begin(self) -> None:
+        """Before the first meeting: join the present attempt of all ranks."""
+        self._is_over = False
+        store, attempt, count = _counted.get(self._group, (None, 0, 0))
+        if store is not self._store:
+            attempt = count = 0
+        self._attempt = attempt
+        try:
+            now = self._present_attempt()
+            # One in which a rank has failed where this one comes only now is what this rank means.
+            while self._attempt < now and not self._failure(count):
+                self._attempt, count = self._attempt + 1, 0
+        except dist.DistError as error:
+            raise errors.store_lost("the beginning of the block", error) from error
+        _counted[self._group] = self._store, self._attempt, count
 
     def meet(self, place: str) -> None:
         """Wait for all ranks; raise `RankError` unless all are at the same place."""
@@ -250,48 +282,85 @@ class _Meetings:
             said = self._hear(number)
         except dist.DistError as error:
             raise errors.store_lost(place, error) from error
-        for rank, one in said.items():
-            if _FAILED in one:
-                self._is_over = True
-                raise errors.rank_failed(rank, one[_FAILED], place)
+        self._raise_failure(said, place)
         missing = next((rank for rank in self.ranks if rank not in said), None)
         if missing is not None:
+            self.require_all(place)
             raise errors.rank_missing(missing, place, self._timeout)
         places = [(rank, str(one["at"])) for rank, one in said.items()]
         if any(at != place for _, at in places):
-            self._is_over = True
+            self.end_attempt()
             raise errors.ranks_apart(places)
         self._tidy(number)
         return [one["value"] for one in said.values()]
+
+    def require_all(self, place: str) -> None:
+        """Raise `RankError` if another rank has left after the last meeting, or while it was on.
+
+        One that comes late finds there what the others said before they gave up waiting.
+        """
+        _, _, count = _counted[self._group]
+        try:
+            if self._present_attempt() != self._attempt:
+                self._raise_failure(self._words(count), place)
+        except dist.DistError as error:
+            raise errors.store_lost(place, error) from error
 
     def tell_failure(self, error: BaseException) -> None:
         """Tell the others, where they look next, that this rank will not come."""
         if self._is_over:
             return
-        self._is_over = True
         text = errors.said(error)
         try:
             self._say({_FAILED: text[:1000]})
         except Exception as problem:  # the store is gone: so are the others, or they will time out
             errors.note(error, errors.others_not_told(problem))
+        self.end_attempt()
+
+    def end_attempt(self) -> None:
+        """What the ranks begin from here on is another attempt. The first of them counts it."""
+        self._is_over = True
+        _counted[self._group] = self._store, self._attempt + 1, 0
+        before = str(self._attempt) if self._attempt else ""  # in a store, nothing is ""
+        with contextlib.suppress(Exception):
+            self._store.compare_set(self._attempt_key(), before, str(self._attempt + 1))
+
+    def _present_attempt(self) -> int:
+        key = self._attempt_key()
+        return int(self._store.get(key)) if self._store.check([key]) else 0
+
+    def _raise_failure(self, said: dict[int, dict[str, Any]], place: str) -> None:
+        for rank, one in said.items():
+            if _FAILED in one:
+                self.end_attempt()
+                raise errors.rank_failed(rank, one[_FAILED], place)
+
+    def _failure(self, *numbers: int) -> bool:
+        """Whether a rank has said that it failed instead of coming to one of these meetings."""
+        return any(_FAILED in one for each in numbers for one in self._words(each).values())
 
     def _say(self, what: dict[str, Any]) -> int:
-        store, count = _counted.get(self._group, (None, 0))
-        number = count if store is self._store else 0
-        _counted[self._group] = self._store, number + 1
+        store, attempt, number = _counted[self._group]
+        _counted[self._group] = store, attempt, number + 1
         self._store.set(self._key(number, self._rank), zlib.compress(json.dumps(what).encode()))
         return number
 
     def _hear(self, number: int) -> dict[int, dict[str, Any]]:
         """What the ranks say at a meeting; those that do not come in time are not in it."""
-        keys = {rank: self._key(number, rank) for rank in self.ranks}
+        keys = [self._key(number, rank) for rank in self.ranks]
         deadline, pause = time.monotonic() + self._timeout, 0.0005
-        while not self._store.check([*keys.values()]):
-            if time.monotonic() > deadline:
-                keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
-                break
+        while not self._store.check(keys) and time.monotonic() < deadline:
+            if self._present_attempt() != self._attempt and self._failure(number, number + 1):
+                break  # a rank has failed, or has given up waiting for another
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+        return self._words(number)
+
+    def _words(self, number: int) -> dict[int, dict[str, Any]]:
+        """What has been said at a meeting until now."""
+        keys = {rank: self._key(number, rank) for rank in self.ranks}
+        if not self._store.check([*keys.values()]):
+            keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
         if self._store.has_extended_api():
             values = self._store.multi_get([*keys.values()]) if keys else []
         else:
@@ -307,4 +376,7 @@ class _Meetings:
             self._store.delete_key(self._key(number - 1, self._rank))
 
     def _key(self, number: int, rank: int) -> str:
-        return f"breakable_cuda_graphs/{self._group}/{number}/{rank}"
+        return f"breakable_cuda_graphs/{self._group}/{self._attempt}/{number}/{rank}"
+
+    def _attempt_key(self) -> str:
+        return f"breakable_cuda_graphs/{self._group}/attempt"
