@@ -48,7 +48,7 @@ MUTATIONS = (
     ),
     Mutation(
         "releases run in an open capture", "_driver/release.py",
-        "    _open.add(capture)\n", "    pass\n",
+        " = _open.add\n", " = set().add\n",
         "tests/_driver/test_release.py",
     ),
     Mutation(

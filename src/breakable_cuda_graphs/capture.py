@@ -524,20 +524,19 @@ class Block(blocks.Unfinished):
             if self._barrier_fn is not None:
                 self._barrier_fn()
             call = self._call if self._is_stream_current() else self._call_on_stream
-            value, segment = call(function, args, kwargs, name, stub, static)
+            value = call(function, args, kwargs, name, stub, static)
         except BaseException as error:
             self._poison = error
             raise
         finally:
             self.in_break = ""
-        self._segments.append(segment)
         self._begin_segment()
         return value
 
     def _call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         name: str, stub: Callable[..., Any] | None, static: bool,
-    ) -> tuple[Any, EagerSegment]:  # fmt: skip
+    ) -> Any:  # fmt: skip
         """Run a break's body (or its stub) once, and note what replays are to call."""
         modes = self.framework.modes()
         self.session.before_break()
@@ -564,9 +563,10 @@ class Block(blocks.Unfinished):
             len(self._segments), function, stand_ins[0], stand_ins[1], name=name, line=self._line,
             scopes=self._open_scopes(), modes=modes, result=result,
         )  # fmt: skip
-        return value, segment
+        self._segments.append(segment)
+        return value
 
-    def _call_on_stream(self, *args: Any) -> tuple[Any, EagerSegment]:
+    def _call_on_stream(self, *args: Any) -> Any:
         """The same where the body has made another stream current than the capture's."""
         follower = companions.follower(self.framework)
         with contextlib.ExitStack() as stack:

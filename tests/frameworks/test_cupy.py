@@ -46,7 +46,6 @@ def loaded(bare_device: Any, monkeypatch: Any) -> Iterator[dict[str, Any]]:
     modules: dict[str, Any] = {}
     monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
     monkeypatch.setattr(libraries, "sys", python_types.SimpleNamespace(modules=modules))
-    monkeypatch.setattr(libraries, "present", lambda: list(modules))
     yield modules
     modules.clear()
     gc.collect()

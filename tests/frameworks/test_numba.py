@@ -161,7 +161,6 @@ def numba(bare_device: Any, monkeypatch: Any) -> Iterator[Any]:
     modules = {"numba.cuda": module}
     monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
     monkeypatch.setattr(libraries, "sys", python_types.SimpleNamespace(modules=modules))
-    monkeypatch.setattr(libraries, "present", lambda: list(modules))
     before = [getattr(*method) for method in METHODS]
     yield module
     assert [getattr(*method) for method in METHODS] == before, "a method was left replaced"

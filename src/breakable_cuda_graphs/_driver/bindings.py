@@ -62,6 +62,7 @@ class Driver:
         self.cuInit(0)
         self._capture_info_name = self._newest("cuStreamGetCaptureInfo", "_v3")
         self._capture_info = self.raw(self._capture_info_name)  # raw: once for each segment
+        self._graph_nodes = self.raw("cuGraphGetNodes")
         self._update_dependencies = self._newest("cuStreamUpdateCaptureDependencies", "_v2")
         self._get_edges = self._newest("cuGraphGetEdges", "_v2")
         self._get_dependencies = self._newest("cuGraphNodeGetDependencies", "_v2")
@@ -170,7 +171,9 @@ class Driver:
 
     def graph_nodes(self, graph: Any) -> list[Any]:
         """All nodes in the order in which they were added."""
-        nodes, count = self.cuGraphGetNodes(graph, _GUESS)
+        code, nodes, count = self._graph_nodes(graph, _GUESS)
+        if code:
+            raise self.error("cuGraphGetNodes", code)
         if count == _GUESS:  # there may be more
             _, count = self.cuGraphGetNodes(graph, 0)
             nodes, count = self.cuGraphGetNodes(graph, count)

@@ -51,8 +51,9 @@ class Owner:
         self.slot: list[Any] = [None]  # the handle; empty once it is gone
         end = functools.partial(_end, driver, self._destroy, self.slot, is_lost, keep)
         self._queued: tuple[int, release.Release] = (process.epoch, end)  # by the finalizer
-        if driver.owners is not None:
-            driver.owners.add(self)
+        owners = driver.owners
+        if owners is not None:
+            owners.add(self)
 
     @classmethod
     def make(

@@ -215,7 +215,10 @@ class Survey:
         self._note(nodes)
         if self.kernel_words:
             self.kinds.add(KERNEL)
-        self.dangling, self.missed = _loose(reader.driver, graph, nodes, frontier)
+        self.dangling: list[Any] = []
+        self.missed: list[Any] = []
+        if not len(nodes) == len(frontier) == 1:  # else the only node is the one of the frontier
+            self.dangling, self.missed = _loose(reader.driver, graph, nodes, frontier)
 
     def _note(self, nodes: list[Any]) -> None:
         reader, driver = self._reader, self._reader.driver
@@ -302,8 +305,6 @@ def _loose(
     driver: bindings.Driver, graph: Any, nodes: list[Any], frontier: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The leaves outside of the frontier, and the work that the frontier does not wait for."""
-    if len(nodes) == len(frontier) == 1:
-        return [], []  # the only node is the only one of the frontier
     edges = driver.graph_edges(graph) if len(nodes) > 1 else []
     inner = {int(source) for source, _, _ in edges}.union(int(node) for node in frontier)
     leaves = [node for node in nodes if int(node) not in inner]

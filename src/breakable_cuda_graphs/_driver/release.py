@@ -57,14 +57,11 @@ def leak(
     incref(py_object(thing))
 
 
-def capture_opened(capture: object) -> None:
-    """One more capture is open: nothing is released until it has ended."""
-    _open.add(capture)
+#: One more capture is open: nothing is released until it has ended.
+capture_opened: Callable[[object], None] = _open.add
 
-
-def capture_closed(capture: object) -> None:
-    """A capture has ended; the caller drains when it has put everything else in order."""
-    _open.discard(capture)
+#: A capture has ended; the caller drains when it has put everything else in order.
+capture_closed: Callable[[object], None] = _open.discard
 
 
 def open_captures() -> int:

@@ -25,11 +25,6 @@ _WHOLE = {
 NAMES = tuple(_WHOLE)
 
 
-def present() -> list[str]:
-    """The libraries of which there is a module, whole or not: cheap, for it is asked often."""
-    return list(filter(sys.modules.__contains__, NAMES))
-
-
 def loaded(driver: Driver, name: str) -> Any:
     """The module of a library, or None if it is not loaded or cannot work with this driver."""
     module = None if driver.simulated else sys.modules.get(name)

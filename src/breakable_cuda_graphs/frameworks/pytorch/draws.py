@@ -270,8 +270,8 @@ def generator_states(
     """
     found = []
     for words in kernels:
-        for at, word in enumerate(words):
-            if word & 0xFF != 1 or at < 3:  # the flag is rare, so it is looked at first
+        for at in range(3, len(words)):
+            if words[at] & 0xFF != 1:  # the flag is rare, so it is looked at first
                 continue
             seed, offset, inside = words[at - 3 : at]
             if inside % 4 or seed == offset or not (_is_block(seed) and _is_block(offset)):
@@ -329,14 +329,16 @@ class Traffic:
             return
         with self.lock:
             self._mark.order_after(draws.handle, draws.stream)
-            hosts = {other: other.progress() for other in self._open if not other.is_guest}
+            hosts = {}
+            if self._open:
+                hosts = {other: other.progress() for other in self._open if not other.is_guest}
             draws.is_guest, draws.had_guest, draws.is_spoilt = bool(hosts), False, False
-            for host in hosts:
-                host.had_guest = True
             self._open[draws] = threading.get_ident()
             if not hosts:
                 begin_capture()
                 return
+            for host in hosts:
+                host.had_guest = True
             self._progress_of_hosts[draws] = hosts
             with _copies_in_place(draws.generators):
                 begin_capture()
