@@ -40,7 +40,7 @@ class Home:
 
     def is_here(self) -> bool:
         """Whether the caller is that thread."""
-        return self._token() is _here.token and not self.is_in_parent()
+        return self._token() is _here.token and self._epoch == process.epoch
 
     def is_in_parent(self) -> bool:
         """Whether this process is a forked child of that thread's."""
