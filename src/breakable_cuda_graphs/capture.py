@@ -177,7 +177,7 @@ class Block(blocks.Unfinished):
         self._held: list[Any] = []  # memory of arguments of breaks, until the block ends
         self._held_bytes = 0
         self.in_break = ""  # the name of the break that runs now
-        self._line = debugging.user_line()  # where the present segment began
+        self._place = debugging.user_place()  # where the present segment began
         self._poison: BaseException | None = None
         self._stacks: StackRecorder | None = None
         self.journal: Journal | None = None  # begun by whoever first has something to note
@@ -426,13 +426,13 @@ class Block(blocks.Unfinished):
         if keep is not None:
             self.keep(keep)
         segment = GraphSegment(index, graph, frozenset(survey.kinds), runner)
-        segment.line = self._line
+        segment._place = self._place
         if self.journal is not None:
             segment._note(self.journal)
         self._segments.append(segment)
         if self._rules.looks_into_segments:
-            role = f"read or written in segment {index}, captured at {self._line}"
-            self.sequence._memory.note_segment(survey, self.session, self._rules, role)
+            memory = self.sequence._memory
+            memory.note_segment(survey, self.session, self._rules, index, self._place)
 
     def _trap(self, index: int, where: str, survey: reading.Survey) -> Exception | None:
         """What the segment holds that no replay can do right."""
@@ -501,9 +501,9 @@ class Block(blocks.Unfinished):
             return
         self._check_whole(name)
         self._end_segment(name)
-        self._line = debugging.user_line()
+        self._place = debugging.user_place()
         segment = EagerSegment(
-            len(self._segments), does_nothing, (), {}, name=name, line=self._line,
+            len(self._segments), does_nothing, (), {}, name=name, place=self._place,
             scopes=self._open_scopes(), does_nothing=True,
         )  # fmt: skip
         self._segments.append(segment)
@@ -518,7 +518,7 @@ class Block(blocks.Unfinished):
             return function(*args, **kwargs)  # a break inside a break is a plain call
         self._check_whole(name)
         self._end_segment(f"the break {name}")
-        self._line = debugging.user_line()
+        self._place = debugging.user_place()
         self.in_break = name
         try:
             if self._barrier_fn is not None:
@@ -560,8 +560,8 @@ class Block(blocks.Unfinished):
             call = (args, kwargs)
             results.refuse_arrays(name, value, self.find_arrays, self.session, call)
         segment = EagerSegment(
-            len(self._segments), function, stand_ins[0], stand_ins[1], name=name, line=self._line,
-            scopes=self._open_scopes(), modes=modes, result=result,
+            len(self._segments), function, stand_ins[0], stand_ins[1], name=name,
+            place=self._place, scopes=self._open_scopes(), modes=modes, result=result,
         )  # fmt: skip
         self._segments.append(segment)
         return value
@@ -597,6 +597,7 @@ class Block(blocks.Unfinished):
     ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], frozenset[int]]:
         """The arguments as replays see them, and the memory that they lie in."""
         addresses = set()
+        line = debugging.line_of(self._place)
         known: dict[int, Any] = {}  # one array given twice is one stand-in
 
         def replace(leaf: Any, path: str) -> Any:
@@ -609,7 +610,7 @@ class Block(blocks.Unfinished):
                 address, nbytes, storage = arrays.storage(leaf)
                 addresses.add(address)
                 self._hold(storage, nbytes)
-            role = f"argument {path} of the break {name}, captured at {self._line}"
+            role = f"argument {path} of the break {name}, captured at {line}"
             memory = self.sequence._memory
             made = known[id(leaf)] = memory.argument(leaf, arrays, self.session, self._rules, role)
             return made

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from types import CodeType, FrameType
 from typing import Any
 
 from ._driver import bindings
@@ -50,12 +51,25 @@ def _stream_handles() -> set[int]:
 _HERE = os.path.dirname(__file__) + os.sep
 
 
-def user_line() -> str:
-    """The nearest line of the calling thread that is not this library's, as "file:line"."""
-    frame = sys._getframe(3)  # who asks, and whoever called that, is the library
+#: A place in running code: of most, nobody ever asks for the line, which takes long to find.
+Place = tuple[CodeType, int]
+
+
+def user_place() -> Place | None:
+    """Where the calling thread is in code that is not this library's."""
+    frame: FrameType | None = sys._getframe(3)  # who asks, and its caller, are the library
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def line_of(place: Place | None) -> str:
+    """A place as "file:line"; "" for none."""
+    if place is None:
+        return ""
+    code, at = place
+    lines = (line for start, end, line in code.co_lines() if start <= at < end)
+    return f"{code.co_filename}:{next(lines, None) or code.co_firstlineno}"
 
 
 #: Libraries that work on a device: what they raise inside a segment likely has to do with it.

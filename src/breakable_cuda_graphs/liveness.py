@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 from ._driver.reading import Survey
+from .debugging import Place, line_of
 from .frameworks.base import Arrays, Birth, Found, Session
 
 
@@ -47,9 +48,14 @@ class Memory:
             found = Found(address, storage, arrays.kind(value), keeper=arrays.keeper(value))
             self._judge(found, session, rules, role)
 
-    def note_segment(self, survey: Survey, session: Session, rules: Rules, role: str) -> None:
+    def note_segment(
+        self, survey: Survey, session: Session, rules: Rules, index: int, place: Place | None
+    ) -> None:
         """The same for all memory that a captured segment reads or writes, as far as it shows."""
         found, unknown = session.inputs(survey)
+        if not found and not unknown:
+            return
+        role = f"read or written in segment {index}, captured at {line_of(place)}"
         for piece in found:
             self._judge(piece, session, rules, role)
         for address in unknown:

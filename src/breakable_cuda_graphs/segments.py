@@ -14,6 +14,7 @@ from . import errors
 from ._driver import contexts, reading
 from ._driver.handles import ExecHandle, GraphHandle, GraphView
 from .copies import edited_clone
+from .debugging import Place, line_of
 from .executables import GraphExec
 from .frameworks.base import Runner
 from .journals import Journal
@@ -45,7 +46,7 @@ class GraphSegment:
     """
 
     # What a new one has, here: captures have to be quick.
-    line = ""
+    _place: Place | None = None  # where the user's code was when the capture of it began
     _seat: Seat | None = None  # one attribute: executable and place change at once
     _closed = False
     _home: weakref.ref[CUDAGraphSequence] | None = None
@@ -60,6 +61,11 @@ class GraphSegment:
         self._handle = graph
         self._kinds = node_kinds
         self._runner = runner
+
+    @property
+    def line(self) -> str:
+        """Where the user's code was when it began ("file.py:12"); "" for a graph built by hand."""
+        return line_of(self._place)
 
     @property
     def _sequence(self) -> CUDAGraphSequence | None:
@@ -186,15 +192,20 @@ class EagerSegment:
 
     def __init__(
         self, index: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str,
-        line: str = "", scopes: tuple[str, ...] = (), modes: Any = None,
+        place: Place | None = None, scopes: tuple[str, ...] = (), modes: Any = None,
         result: StaticResult | None = None, does_nothing: bool = False,
     ) -> None:  # fmt: skip
         self.index = index
         self.fn, self.args, self.kwargs = fn, args, kwargs
-        self.name, self.line, self.scopes = name, line, scopes
+        self.name, self._place, self.scopes = name, place, scopes
         self._modes = modes
         self._result = result
         self._does_nothing = does_nothing  # force_no_graph: a border without a body
+
+    @property
+    def line(self) -> str:
+        """Where it was called at capture: "file.py:12"."""
+        return line_of(self._place)
 
     def call_and_fill(self, /, *args: Any, **kwargs: Any) -> None:
         """The body, and its result brought to its fixed places (what a replay calls)."""

@@ -82,9 +82,9 @@ class Books:
 
         No torch call may come between `end` and this.
         """
-        if self.is_closed:
-            return
         if self._stage != _ENDED:
+            if self.is_closed:
+                return
             capturing.discard(self.driver, self.stream)  # or raises: then it can be tried again
         try:
             self._end_dummy(inside)

@@ -349,7 +349,8 @@ class Traffic:
         The mark is recorded now, not when somebody comes: by then the next segment may be open, and
         a mark in a capture would bring whoever waits for it into that capture.
         """
-        self._progress_of_hosts.pop(draws, None)
+        if draws.is_guest:
+            self._progress_of_hosts.pop(draws, None)
         if self._open.pop(draws, None) is not None:
             self._changed.notify_all()
             self._mark.record(draws.handle, draws.stream)
