@@ -132,6 +132,60 @@ def test_one_tensor_twice_is_one_place(device):
     assert y.tolist() == [12, 12]
 
 
+VIEWS = {
+    "chunks": lambda t: (t * 2).view(2, 6).chunk(3, dim=1),
+    "a whole and its part": lambda t: (lambda new: (new, new[3:5], new))(t * 2),
+    "rows": lambda t: (t * 2).view(3, 4).unbind(0),
+    "the last first": lambda t: (lambda new: [new[8:], new[:2]])(t * 2),
+    "with nothing": lambda t: (lambda new: (new[:0], new[1:0], new[2:], new[:3]))(t * 2),
+    "two types": lambda t: (lambda new: (new, new.view(torch.int32)))(t * 2),
+    "conjugates": lambda t: (lambda new: (new, new.conj(), new.conj().imag))(
+        torch.complex(t, t * 3)
+    ),
+    "an older one": lambda t: (OLDER.copy_(t)[:4], OLDER[2:]),
+}
+
+OLDER = torch.zeros(12)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_one_new_memory_are_views_of_one(device, name):
+    x = torch.arange(12.0)
+
+    def body() -> Any:
+        views = static(VIEWS[name])(x + 0)
+        results.append(views)
+        return [view + 0 for view in views]
+
+    results: list[Any] = []
+    seq, copies = capture(body)
+    for value in (1.0, 4.0):
+        x.copy_(torch.arange(12.0) + value)
+        seq.replay()
+        for now, copied, right in zip(*results, copies, VIEWS[name](x), strict=True):
+            assert torch.equal(now, right)
+            assert torch.equal(copied, right)
+            assert (now.is_conj(), now.is_neg()) == (right.is_conj(), right.is_neg())
+
+
+def test_what_a_segment_writes_to_a_view_is_seen_in_the_others(device):
+    x = torch.ones(4)
+
+    def views(t: Any) -> Any:
+        new = t * 2
+        return new, new[1:3]
+
+    def body() -> Any:
+        whole, part = static(views)(x)
+        part.add_(10)
+        return whole * 1
+
+    seq, y = capture(body)
+    x.fill_(2)
+    seq.replay()
+    assert y.tolist() == [4, 14, 14, 4]
+
+
 def test_an_empty_tensor_is_a_result(device):
     x = torch.ones(2)
     seq, y = capture(lambda: static(lambda t: t[:0].clone())(x).sum() + 1)
@@ -200,12 +254,12 @@ def test_subclasses_are_refused_by_name(device):
         capture(lambda: static(lambda: torch.ones(2).as_subclass(Named))())
 
 
-def test_different_views_of_one_new_memory_are_refused(device):
+def test_views_of_one_new_memory_that_repeat_elements_are_refused(device):
     x = torch.ones(4)
 
     def views(t: Any) -> Any:
         new = t * 2
-        return new, new[1:]
+        return new, new.expand(3, 4)
 
     with pytest.raises(CaptureError, match=r"views of one piece of memory \(result\[1\]\)"):
         capture(lambda: static(views)(x))
@@ -232,6 +286,13 @@ CHANGES = {
     "keys": (lambda t: {"a": t * 2}, lambda t: {"b": t * 2}, "another structure"),
     "sparse": (fresh, lambda t: ((t * 2).to_sparse(), 5), "Tensor of layout sparse_coo"),
     "moved": (lambda t: t, lambda t: t * 1, "memory that it did not return"),
+    "no longer views of one": (
+        lambda t: (t * 2).chunk(2),
+        lambda t: (
+            [each.clone() for each in (t * 2).chunk(2)] and tuple((t * 2).flip(0).chunk(2)[::-1])
+        ),
+        r"result\[1\]",
+    ),
     "no longer one": (lambda t: [t * 2] * 2, lambda t: [t * 2, t * 2], r"result\[1\]"),
 }
 

@@ -41,6 +41,19 @@ class _Place(NamedTuple):
     kind: tuple[Any, ...]
     target: Any  # the static array that the capture goes on with
     fixed: tuple[Any, ...] | None  # the result has to be just this memory; None: copied to target
+    kin: _Kin | None = None  # several views of one new piece of memory have to stay that
+
+
+class _Kin(NamedTuple):
+    """How one of several views of one piece of memory lies to the first of them."""
+
+    family: int
+    place: tuple[Any, ...]
+
+
+def _beside(place: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A view's place, its address counted from that of the first view."""
+    return (place[0] - first[0], *place[1:])
 
 
 def refuse_arrays(
@@ -97,6 +110,7 @@ class StaticResult:
         self._by_origin: dict[tuple[Any, ...], _Place] = {}
         self._fresh: set[int] = set()  # memory of results that got a buffer
         self._outline = outline(value)
+        self._share(value, scene)
         #: what the rest of the capture sees; the caller takes it, nothing is kept of it here
         self.value = structures.rebuilt(value, lambda leaf, path: self._settle(leaf, path, scene))
         self._by_origin.clear()
@@ -108,6 +122,36 @@ class StaticResult:
         return value
 
     # ---- at capture
+
+    def _share(self, value: Any, scene: Scene) -> None:
+        """Places for new memory that a result has several views of, which lie to each other as they do."""
+        views: dict[int, dict[tuple[Any, ...], tuple[Arrays, Any]]] = {}
+        for _, leaf in structures.leaves(value):
+            arrays = scene.find(leaf)
+            if arrays is not None and arrays.can_alias(leaf) and not arrays.requires_grad(leaf):
+                address, _, _ = arrays.storage(leaf)
+                if 0 not in arrays.kind(leaf)[1]:
+                    origin = (arrays.kind(leaf), arrays.place(leaf))
+                    views.setdefault(address, {})[origin] = (arrays, leaf)
+        for address, of_one in views.items():
+            if len(of_one) > 1 and not self._is_known(address, scene):
+                self._found_family(of_one, scene)
+
+    def _found_family(self, views: dict[tuple[Any, ...], tuple[Arrays, Any]], scene: Scene) -> None:
+        kinds = [arrays for arrays, _ in views.values()]
+        leaves = [leaf for _, leaf in views.values()]
+        made = kinds[0].new_views(leaves) if len(set(map(id, kinds))) == 1 else None
+        if made is None:  # the second of them is refused when it is settled
+            return
+        first, family = next(iter(views))[1], len(self._by_origin)
+        for ((kind, place), (arrays, leaf)), target in zip(views.items(), made, strict=True):
+            arrays.copy(target, leaf)
+            kin = _Kin(family, _beside(place, first))
+            self._by_origin[kind, place] = _Place(arrays, kind, target, None, kin)
+        scene.memory.own(made[0], kinds[0])
+
+    def _is_known(self, address: int, scene: Scene) -> bool:
+        return address in scene.arguments or scene.session.birth(address) is Birth.POOL
 
     def _settle(self, leaf: Any, path: str, scene: Scene) -> Any:
         """The static stand-in for one leaf."""
@@ -131,12 +175,11 @@ class StaticResult:
     def _new_place(self, leaf: Any, path: str, arrays: Arrays, scene: Scene) -> _Place:
         address, nbytes, _ = arrays.storage(leaf)
         kind = arrays.kind(leaf)
-        is_known = address in scene.arguments or scene.session.birth(address) is Birth.POOL
-        if nbytes and is_known:
+        if nbytes and self._is_known(address, scene):
             role = f"returned by {self._name} as result{path}"
             scene.memory.note(leaf, arrays, scene.session, scene.rules, role)
             return _Place(arrays, kind, arrays.alias(leaf), arrays.place(leaf))
-        if nbytes and address in self._fresh:
+        if address in self._fresh and 0 not in kind[1]:
             raise errors.results_overlap(self._name, path)
         self._fresh.add(address)
         buffer = arrays.new_buffer(leaf)
@@ -151,11 +194,12 @@ class StaticResult:
         if structures.shape(value) != self._shape:
             raise errors.result_structure_changed(self._name, self._outline, outline(value))
         copies: dict[int, tuple[_Place, Any, Any]] = {}
+        families: dict[int, tuple[Any, ...]] = {}  # where the first view of each is
         for path, leaf in structures.leaves(value):
             place, arrays = self._places.get(path), self._find(leaf)
             if place is not None:
                 self._check(place, path, leaf, arrays)
-                self._plan_copy(copies, place, path, leaf)
+                self._plan_copy(copies, families, place, path, leaf)
             elif arrays is not None:
                 raise errors.result_changed(self._name, path, "no array", describe(arrays, leaf))
         for place, leaf, _ in copies.values():
@@ -171,13 +215,18 @@ class StaticResult:
             raise errors.result_moved(self._name, path)
 
     def _plan_copy(
-        self, copies: dict[int, tuple[_Place, Any, Any]], place: _Place, path: str, leaf: Any
-    ) -> None:
+        self, copies: dict[int, tuple[_Place, Any, Any]], families: dict[int, tuple[Any, ...]],
+        place: _Place, path: str, leaf: Any,
+    ) -> None:  # fmt: skip
         """One copy a place; two results that were one array at capture have to be one again."""
         if place.fixed is not None:
             return
         origin = place.arrays.place(leaf)
         _, _, before = copies.setdefault(id(place), (place, leaf, origin))
+        if place.kin is not None:
+            first = families.setdefault(place.kin.family, origin)
+            if _beside(origin, first) != place.kin.place:
+                raise errors.result_moved(self._name, path)
         if before != origin:
             raise errors.result_moved(self._name, path)
 

@@ -135,6 +135,9 @@ class Arrays(Protocol):
     def new_buffer(self, value: Any) -> Any:
         """A new array of the same kind and strides."""
 
+    def new_views(self, values: list[Any]) -> list[Any] | None:
+        """New arrays that lie to each other as these views of one memory do; None: cannot be made."""
+
     def copy(self, target: Any, source: Any) -> None:
         """Copy values between two arrays of the same kind, on the current stream."""
 

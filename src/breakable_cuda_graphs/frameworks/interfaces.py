@@ -164,6 +164,9 @@ class ArraysWithoutHistory:
     def requires_grad(self, value: Any) -> bool:
         return False
 
+    def new_views(self, values: list[Any]) -> list[Any] | None:
+        return None
+
 
 class ArraysAtHome(ArraysWithoutHistory, ABC):
     """Arrays whose memory `home` knows, and of which an alias can be made."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .tensors import alias_storage, keep_attributes
+from .tensors import alias_storage, keep_attributes, reach, with_bits_of
 
 
 def moved(value: Any, start: int, end: int, shift: int) -> Any:
@@ -20,22 +20,11 @@ def moved(value: Any, start: int, end: int, shift: int) -> Any:
     base, nbytes, offset = storage.data_ptr(), storage.nbytes(), value.storage_offset()
     if base < start or base + nbytes > end:  # only a part of the storage moves
         base, offset = value.data_ptr(), 0
-        nbytes = _reach(value) * value.element_size()
+        nbytes = reach(value) * value.element_size()
     view = alias_storage(base + shift, value.device, nbytes)
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         made = torch.empty(0, dtype=value.dtype, device=value.device)
         made.set_(view, offset, value.size(), value.stride())
-        if value.is_conj():
-            made = made.conj()
-        if value.is_neg():
-            made = torch._neg_view(made)
+        made = with_bits_of(value, made)
     keep_attributes(made, value)
     return made
-
-
-def _reach(value: Any) -> int:
-    """Elements from the first to the last."""
-    if not value.numel():
-        return 0
-    steps = zip(value.shape, value.stride(), strict=True)
-    return 1 + sum(int((n - 1) * step) for n, step in steps)

@@ -15,6 +15,9 @@ import torch
 from ... import errors
 from ..collector import instances
 
+#: Kernels load from addresses that are as even as those of the allocator.
+_ALIGNED = 512
+
 _ALIAS = "_is_alias_of_breakable_cuda_graphs"
 
 
@@ -60,10 +63,7 @@ class Tensors:
         with torch.inference_mode(value.is_inference()), torch.no_grad():
             made = torch.empty(0, dtype=value.dtype, device=value.device)
             made.set_(view, value.storage_offset(), value.size(), value.stride())
-            if value.is_conj():
-                made = made.conj()
-            if value.is_neg():
-                made = torch._neg_view(made)
+            made = with_bits_of(value, made)
         keep_attributes(made, value)
         return made
 
@@ -102,6 +102,26 @@ class Tensors:
         with torch.no_grad(), torch.inference_mode(False):
             return torch.empty_like(value, memory_format=torch.preserve_format)
 
+    def new_views(self, values: list[Any]) -> list[Any] | None:
+        if any(_repeats(value) for value in values):  # torch refuses to copy to such a one
+            return None
+        starts = [value.storage_offset() * value.element_size() for value in values]
+        base = min(starts) & -_ALIGNED
+        end = max(
+            start + reach(value) * value.element_size()
+            for start, value in zip(starts, values, strict=True)
+        )
+        device = values[0].device
+        with torch.no_grad(), torch.inference_mode(False):
+            memory = torch.empty(end - base, dtype=torch.uint8, device=device).untyped_storage()
+            made = []
+            for start, value in zip(starts, values, strict=True):
+                offset = (start - base) // value.element_size()
+                view = torch.empty(0, dtype=value.dtype, device=device)
+                view.set_(memory, offset, value.size(), value.stride())
+                made.append(with_bits_of(value, view))
+        return made
+
     def copy(self, target: Any, source: Any) -> None:
         with torch.no_grad():
             target.copy_(source)
@@ -113,6 +133,26 @@ def _is_trained(value: Any) -> bool:
         return False
     is_parameter = type(value) is torch.nn.Parameter and value.requires_grad
     return value.grad is not None or (is_parameter and torch.is_grad_enabled())
+
+
+def _repeats(value: Any) -> bool:
+    """Whether elements of an expanded tensor are one and the same."""
+    return any(n > 1 and not step for n, step in zip(value.shape, value.stride(), strict=True))
+
+
+def with_bits_of(value: Any, view: Any) -> Any:
+    """A view with the conj and neg bits of another tensor."""
+    if value.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if value.is_neg() else view
+
+
+def reach(value: Any) -> int:
+    """Elements from the first to the last."""
+    if not value.numel():
+        return 0
+    steps = zip(value.shape, value.stride(), strict=True)
+    return 1 + sum(int((n - 1) * step) for n, step in steps)
 
 
 def keep_attributes(alias: Any, value: Any) -> None:
