@@ -231,11 +231,35 @@ def in_raw_thread(work: Callable[[], Any]) -> int:
 
 
 def in_thread_of_number(number: int, work: Callable[[], Any]) -> None:
-    """Run work() in a thread that has been given the number of one that has ended."""
-    for _ in range(50):
-        if in_raw_thread(lambda: work() if _thread.get_ident() == number else None) == number:
-            return
-    raise AssertionError("the number was not given out again")
+    """Run work() in a thread that has been given the number of one that has ended.
+
+    Threads of other numbers stay until one has it: their memory, and so their numbers, would go first.
+    """
+    done, ended = threading.Event(), []
+    problems: list[BaseException] = []
+
+    def run(is_looked_at: threading.Event, has_ended: threading.Event) -> None:
+        if _thread.get_ident() == number:
+            try:
+                work()
+            except BaseException as error:
+                problems.append(error)
+            done.set()
+        is_looked_at.set()
+        done.wait(20)
+        has_ended.set()
+
+    while not done.is_set() and len(ended) < 200:
+        is_looked_at = threading.Event()
+        ended.append(threading.Event())
+        _thread.start_new_thread(run, (is_looked_at, ended[-1]))
+        assert is_looked_at.wait(20)
+    was_found = done.is_set()
+    done.set()
+    assert all(each.wait(20) for each in ended)
+    assert was_found, "the number was not given out again"
+    if problems:
+        raise problems[0]
 
 
 # ---------------------------------------------------------------- drivers that count or fail

@@ -266,15 +266,16 @@ class Block(blocks.Unfinished):
     def close(self, error: BaseException | None) -> None:
         """End the block: with the body's exception, or with a sequence that can be replayed.
 
-        On another thread (a generator that its collector found, say) what belongs to the block's own
-        cannot be put back, nor a capture be ended that is not relaxed: the block stays abandoned, and
-        its own thread ends it.
+        On another thread what belongs to the block's own cannot be put back, nor a capture be ended that
+        is not relaxed: the block stays abandoned, and its own thread ends it. With an error it may be
+        the collector that found a generator, in the middle of anything: nothing is done at all.
         """
         if not self.is_home():
-            is_in_parent = self.home.is_in_parent()
-            if self.mode == "relaxed" and not is_in_parent:
-                self._abandon_segment()
             if error is None:
+                is_in_parent = self.home.is_in_parent()
+                if self.mode == "relaxed" and not is_in_parent:
+                    with release.relaxed_thread():
+                        self._abandon_segment()
                 raise errors.left_elsewhere("block", is_in_parent)
             return
         try:

@@ -158,6 +158,28 @@ def test_a_generator_that_another_thread_collects_is_ended_by_its_own(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_generator_that_is_collected_in_the_capture_of_another_thread_does_it_no_harm(
+    device: Any, mode: str
+) -> None:
+    x, holder = torch.ones(2), [captured(CUDAGraphSequence(), mode)]
+    holder[0].__enter__()
+
+    def work() -> None:
+        def body() -> Any:
+            y = x * 3
+            holder.clear()
+            return y + 1
+
+        seq, y = capture(body, capture_error_mode="thread_local")
+        x.fill_(5)
+        seq.replay()
+        assert y.tolist() == [16, 16]
+
+    in_thread(work)  # and the device has seen no graph destroyed inside a capture
+    assert not is_in_breakable_graph()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_block_that_is_left_on_another_thread_says_so(device: Any, mode: str) -> None:
     seq = CUDAGraphSequence()
     block = breakable_graph(seq, capture_error_mode=mode)

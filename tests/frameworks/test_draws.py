@@ -145,8 +145,21 @@ def test_a_block_that_failed_leaves_the_generator_as_it_was():
     generator.state = (9, 1000)  # a break has seeded it and drawn
     counter.finish(failed=True)
     assert generator.state == (7, 40)
-    counter.finish(failed=True)  # an end that was interrupted is gone through again
-    assert generator.state == (7, 40)
+    generator.set_offset(48)
+    counter.finish(failed=True)  # an end that could not be finished is gone through again
+    assert generator.state == (7, 48)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_numbers_that_were_drawn_since_a_thread_ended_in_its_block_do_not_come_again(is_open):
+    for since, after in ((0, 40), (4, 56)):
+        generator = SeededGenerator(7, 40)
+        counter = counted(generator, 8, 4)
+        if is_open:
+            counter.begin()
+        generator.set_offset(generator.get_offset() + since)
+        counter.finish(failed=True, is_late=True)
+        assert generator.state == (7, after)
 
 
 def test_captured_draws_are_taken_back_and_those_of_breaks_stay():
@@ -156,6 +169,8 @@ def test_captured_draws_are_taken_back_and_those_of_breaks_stay():
     segment(counter, 4)
     assert generator.state == (7, 152)
     counter.finish(failed=False)
+    assert generator.state == (7, 140)
+    counter.finish(failed=True)  # an interrupt came behind
     assert generator.state == (7, 140)
 
 

@@ -23,6 +23,7 @@ import torch
 from ... import errors
 from ..._driver.bindings import Driver, types
 from ..._driver.ordering import CompletionMark
+from ..._driver.threads import Home
 from .snapshots import words_in_use
 
 _WRAP = 1 << 64
@@ -47,6 +48,7 @@ class Draws:
         self.generators = (default, *self.registered)
         self._driver, self.stream, self.handle = driver, stream, int(stream)
         self._traffic = traffic(driver, device)
+        self._home = Home()
         #: held around the end of a capture and of torch's books: none may open in between
         self.lock = self._traffic.lock
         with self._traffic.lock:
@@ -130,9 +132,10 @@ class Draws:
 
     def finish(self, failed: bool) -> None:
         """At the end of the block, outside any capture."""
+        is_late = not self._home.is_here()  # another thread ends it, at whatever time
         with self.lock:  # a replay of another thread may be drawing
             for counter in self._counters:
-                counter.finish(failed)
+                counter.finish(failed, is_late)
 
 
 class _Counter:
@@ -142,7 +145,7 @@ class _Counter:
         self.generator = generator
         # A second handle of the same state: setting its offset leaves cuDNN's dropout state alone.
         self.view = generator.graphsafe_get_state()
-        self._before = generator.get_state()
+        self._before: Any = generator.get_state()
         self._seed = generator.initial_seed()
         self._state = self._before.clone()  # what is handed over to set one: made once
         self._words = (ctypes.c_uint64 * 2).from_address(self._state.data_ptr())
@@ -182,13 +185,20 @@ class _Counter:
             self._captured += used
             self.view.set_offset(self._expected)
 
-    def finish(self, failed: bool) -> None:
-        """The block is over: take the captured draws back, or everything."""
+    def finish(self, failed: bool, is_late: bool = False) -> None:
+        """The block is over: take the captured draws back, or everything; once.
+
+        Everything of one that ends late, only if nobody has drawn since: the same numbers would come again.
+        """
         if failed:
-            self.generator.set_state(self._before)
+            here = (self.generator.initial_seed(), self.view.get_offset())
+            is_left = here == (self._seed, max(self.start, self._expected))
+            if self._before is not None and (is_left or not is_late):
+                self.generator.set_state(self._before)
         elif self._captured and self.generator.initial_seed() == self._seed:
             self.view.set_offset(max(0, self.view.get_offset() - self._captured))
             self._captured = 0  # an end may be gone through again
+        self._before = None
 
 
 def _offset_inside(generator: Any) -> int:
