@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
 import functools
 import pickle
 import types
@@ -409,6 +410,83 @@ def test_a_tensor_subclass_is_given_itself(device):
     seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(x))
     seq.replay()
     assert seen[1] is x
+
+
+@dataclasses.dataclass
+class State:
+    inside: Any
+    calls: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inside: Any
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (lambda t: [t, 1], lambda given: given.pop(0).add_(given.pop(0))),
+        (lambda t: {"t": t}, lambda given: given.pop("t").add_(given.setdefault("by", 1))),
+        (lambda t: State(t), lambda given: inside(given).add_(given.calls)),
+        (lambda t: ([[t]], 1), lambda given: given[0].pop()[0].add_(given[1])),
+        (lambda t: Frozen({"t": [t, 1]}), lambda given: given.inside["t"].pop(0).add_(1)),
+        (lambda t: Sized(t, 1), lambda given: given.pop(0).add_(given.size)),
+    ],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_a_break_does_to_a_container_is_undone_for_the_next_replay(device, make, use, by_name):
+    x = torch.ones(2)
+    add = no_graph(lambda given: done(use(given)))
+
+    def body() -> Any:
+        y = x * 2
+        add(given=make(y)) if by_name else add(make(y))
+        return y + 1
+
+    seq, z = capture(body)
+    outer, outer_z = capture(lambda: (seq.replay(), z * 1)[1])
+    for value in (3.0, 5.0, 7.0):
+        x.fill_(value)
+        seq.replay()
+        assert z.tolist() == [value * 2 + 2] * 2
+        outer.replay()
+        assert outer_z.tolist() == [value * 2 + 2] * 2
+
+
+def inside(state: State) -> Any:
+    state.calls += 1
+    return state.inside
+
+
+def done(_: Any) -> None:
+    """For a break that returns nothing."""
+
+
+class Sized(list):
+    def __init__(self, *values: Any) -> None:
+        super().__init__(values)
+        self.size = 1
+
+
+def test_a_container_without_tensors_is_the_users_own(device):
+    log: list[int] = []
+    seq, _ = capture(lambda: no_graph(lambda given: done(given.append(1)))(log))
+    seq.replay()
+    assert log == [1, 1]
+
+
+def test_a_generator_that_the_body_uses_up_is_refused(device):
+    model, batches = torch.nn.Linear(2, 2), iter([1, 2, 3])
+    with pytest.raises(CaptureError, match=r"a generator \(argument 0\).*parameters"):
+        capture(lambda: no_graph(lambda parameters: done([*parameters]))(model.parameters()))
+    assert_nothing_open(device)
+    seen: list[int] = []
+    endless = (k for k in range(10))
+    fetch = no_graph(lambda *sources: seen.extend(map(next, sources)))
+    seq, _ = capture(lambda: fetch(endless, batches))
+    seq.replay()
+    assert seen == [0, 1, 1, 2]
 
 
 def test_one_tensor_given_twice_is_one(device):

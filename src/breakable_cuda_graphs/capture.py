@@ -547,6 +547,7 @@ class Block(blocks.Unfinished):
             histories = list(self._histories(args, kwargs))
             stand_ins, addresses = self._stand_ins(name, args, kwargs)
         value = (function if stub is None else stub)(*args, **kwargs)
+        results.refuse_used_up(name, (*args, *kwargs.values()))
         for path, leaf, arrays, before in histories:
             if arrays.history(leaf) != before:
                 raise errors.history_changed(name, path)
@@ -636,9 +637,8 @@ class Block(blocks.Unfinished):
         body = segment.fn if segment._result is None else segment.call_and_fill
         if segment._does_nothing:
             return
-        self.run_break(
-            body, segment.args, segment.kwargs, name=segment.name, stub=None, static=False
-        )
+        args, kwargs = structures.renewed_call(segment.args, segment.kwargs, self.find_arrays)
+        self.run_break(body, args, kwargs, name=segment.name, stub=None, static=False)
 
     def keep(self, thing: object, memory: Memory | None = None) -> None:
         """Keep something for as long as the sequence's segments live, and watch what it watches."""

@@ -360,6 +360,15 @@ def result_requires_grad(name: str, path: str) -> CaptureError:
     return error
 
 
+def argument_used_up(name: str, index: int) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} was given a generator (argument {index}) and went through it to its end: the "
+        "replays would find nothing in it. Give a list: `[*model.parameters()]`."
+    )
+    error.function = name
+    return error
+
+
 def tensor_without_memory() -> CaptureError:
     return CaptureError(
         "a tensor that a break was given or has returned has no memory that a replay could find again: "

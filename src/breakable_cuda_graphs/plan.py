@@ -15,11 +15,12 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from . import structures
 from ._driver import reading
 from ._driver.bindings import Driver
 from ._driver.handles import ExecHandle, GraphHandle
 from ._driver.ordering import CompletionMark
-from .frameworks import companions
+from .frameworks import companions, interfaces
 from .frameworks.base import Framework
 from .segments import EagerSegment, GraphSegment, Seat
 
@@ -142,9 +143,33 @@ class Plan:
         body = segment.fn if segment._result is None else segment.call_and_fill
         if segment._modes != self.modes:
             body = _InModes(self.framework, segment._modes, body)
-        if segment.args or segment.kwargs:
-            return functools.partial(body, *segment.args, **segment.kwargs)
-        return body
+        if not segment.args and not segment.kwargs:
+            return body
+        is_array = interfaces.finder(self.framework)
+        renewals = [structures.renewal(value, is_array) for value in segment.args]
+        by_name = {k: structures.renewal(v, is_array) for k, v in segment.kwargs.items()}
+        if any(renewals) or any(by_name.values()):
+            return _WithNewContainers(body, segment, renewals, by_name)
+        return functools.partial(body, *segment.args, **segment.kwargs)
+
+
+_Renewal = Callable[[], Any] | None
+
+
+class _WithNewContainers:
+    """A break with tensors in lists or the like: what one call does to them, the next does not see."""
+
+    def __init__(
+        self, body: Callable[..., Any], segment: EagerSegment, args: list[_Renewal],
+        kwargs: dict[str, _Renewal],
+    ) -> None:  # fmt: skip
+        self._body = body
+        self._args = list(zip(args, segment.args, strict=True))
+        self._kwargs = [(name, make, segment.kwargs[name]) for name, make in kwargs.items()]
+
+    def __call__(self) -> None:
+        args = [make() if make else value for make, value in self._args]
+        self._body(*args, **{k: make() if make else value for k, make, value in self._kwargs})
 
 
 class _InModes:

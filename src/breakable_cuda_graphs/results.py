@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from numbers import Number
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 from . import errors, structures
@@ -97,6 +98,13 @@ def refuse_unfinished(name: str, path: str, value: Any) -> None:
         if isinstance(value, Coroutine):
             value.close()  # or Python warns that it was never awaited
         raise errors.break_unfinished(name, path, type(value).__name__)
+
+
+def refuse_used_up(name: str, values: tuple[Any, ...]) -> None:
+    """A generator that the body went through gives nothing any more to the replays."""
+    for index, value in enumerate(values):
+        if type(value) is GeneratorType and value.gi_frame is None:
+            raise errors.argument_used_up(name, index)
 
 
 class StaticResult:

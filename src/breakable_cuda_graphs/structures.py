@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,6 +97,31 @@ def _like_tuple(value: Any, made: list[Any]) -> Any:
     return new
 
 
+def renewal(
+    value: Any, is_array: Callable[[Any], Any], above: tuple[int, ...] = ()
+) -> Callable[[], Any] | None:
+    """What makes a container anew, with the same leaves, each time; None: it can be given again.
+
+    That goes for containers without arrays, which are somebody's own, and for those that nobody can
+    change.
+    """
+    parts = children(value)
+    if parts is None or id(value) in above or not any(is_array(leaf) for _, leaf in leaves(value)):
+        return None
+    makers = [renewal(part, is_array, (*above, id(value))) for _, part in parts]
+    if any(makers):
+        pairs = [(make, part) for make, (_, part) in zip(makers, parts, strict=True)]
+        return lambda: _like(value, [make() if make else part for make, part in pairs], parts)
+    if isinstance(value, tuple) or _is_frozen(value):
+        return None
+    return value.copy if type(value) in (list, dict) else functools.partial(copy.copy, value)
+
+
+def _is_frozen(value: Any) -> bool:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen and not isinstance(value, (list, dict))
+
+
 def leaves_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The leaves of a call's arguments; a path begins with the argument's number or its name."""
     for index, value in enumerate(args):
@@ -110,6 +136,18 @@ def rebuilt_call(
     """A call's arguments with each leaf replaced; paths as in `leaves_of_call`."""
     made = tuple(rebuilt(value, replace, str(index)) for index, value in enumerate(args))
     return made, {key: rebuilt(value, replace, key) for key, value in kwargs.items()}
+
+
+def renewed_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], is_array: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with each container made anew that `renewal` makes anew."""
+
+    def renewed(value: Any) -> Any:
+        make = renewal(value, is_array)
+        return value if make is None else make()
+
+    return tuple(map(renewed, args)), {key: renewed(value) for key, value in kwargs.items()}
 
 
 def shape(value: Any, above: tuple[int, ...] = ()) -> Any:
