@@ -57,7 +57,7 @@ Place = tuple[CodeType, int]
 
 def user_place() -> Place | None:
     """Where the calling thread is in code that is not this library's."""
-    frame: FrameType | None = sys._getframe(3)  # who asks, and its caller, are the library
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)

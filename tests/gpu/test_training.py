@@ -389,3 +389,29 @@ def test_a_capturable_adam_steps_as_it_does_eagerly() -> None:
 
     trainer.twin = twin  # type: ignore[method-assign]
     train_both(trainer, seq.replay, loss, tolerance=0.05)  # a tiny gradient is as good as its sign
+
+
+def test_a_break_that_autograd_calls_by_itself_is_one_of_the_block() -> None:
+    """A marked function as the hook: on autograd's thread no Python runs below it."""
+    norms: list[float] = []
+
+    @no_graph
+    def look(grad: Any) -> None:
+        norms.append(grad.norm().item())
+
+    def body(x: Any) -> Any:
+        y = x * 3
+        y.register_hook(look)
+        (y * y).sum().backward()
+        return x.grad
+
+    seq, x = CUDAGraphSequence(), dev(1).requires_grad_()
+    warm_up(seq, lambda: body(dev(1).requires_grad_()))
+    with breakable_graph(seq, capture_error_mode="relaxed"):
+        body(x)
+    for value in (2.0, 5.0):
+        with torch.no_grad():
+            x.fill_(value)
+        norms.clear()
+        seq.replay()
+        assert norms == pytest.approx([6 * value * x.numel() ** 0.5])

@@ -271,6 +271,10 @@ def _empty_ended() -> None:
     """Give back what is free in pools that have gone, and torch's cache only where it has to be."""
     with contextlib.ExitStack() as routes:
         if _CAN_SPARE_CACHE:
+            with contextlib.suppress(RuntimeError):  # out of memory
+                # Blocks that other streams used count as free once an allocation has asked for that;
+                # not while memory is routed.
+                torch.empty(1, dtype=torch.uint8, device="cuda")
             nowhere = torch.cuda.graph_pool_handle()
             for device in range(torch.cuda.device_count()):
                 routes.enter_context(_routed(device, nowhere))
