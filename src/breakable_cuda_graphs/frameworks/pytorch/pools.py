@@ -274,7 +274,7 @@ def _empty_ended() -> None:
             with contextlib.suppress(RuntimeError):  # out of memory
                 # Blocks that other streams used count as free once an allocation has asked for that;
                 # not while memory is routed.
-                torch.empty(1, dtype=torch.uint8, device="cuda")
+                torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(1))
             nowhere = torch.cuda.graph_pool_handle()
             for device in range(torch.cuda.device_count()):
                 routes.enter_context(_routed(device, nowhere))
