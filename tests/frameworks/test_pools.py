@@ -7,7 +7,9 @@ The hard problem: on the CPU torch has no such allocator. The model has its rule
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,9 +41,16 @@ class Allocator:
         self.routes: list[tuple[int, Any]] = []
         self.cache = [7 * MIB, 9 * MIB]
         self.current = 0  # the handle of the current stream
+        self.device, self.devices = 1, list[int]()  # the current one, and those of `empty_cache`
         self.pinned_emptied = 0
         self.waiting: list[list[int]] = []  # segments whose blocks other streams have used
         self.asks_for_captures = False  # as torch 2.13 does, instead of for routes
+
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        before, self.device = self.device, device
+        yield
+        self.device = before
 
     def handle(self) -> tuple[int, int]:
         return 0, next(self.numbers)
@@ -71,6 +80,7 @@ class Allocator:
         return 0x7000
 
     def empty_cache(self) -> None:
+        self.devices.append(self.device)
         routed = {device for device, _ in self.routes}
         for device in range(2):
             if self.asks_for_captures or device not in routed:
@@ -116,6 +126,7 @@ def allocator(device: Any, monkeypatch: Any) -> Allocator:
     monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
     monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", made.allocate)
     monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda address: None)
+    monkeypatch.setattr(torch.cuda, "device", made.on)
     monkeypatch.setattr(pools, "snapshot", made.snapshot)
     monkeypatch.setattr(pools, "_CAN_SPARE_CACHE", True)
     monkeypatch.setattr(pools, "_ended", {})
@@ -147,6 +158,7 @@ def test_memory_goes_with_the_last_sequence_and_nobody_elses_does(allocator: All
     release.drain()
     assert left(allocator) == 0
     assert pools._ended == {}
+    assert allocator.devices == [0, 0]
 
 
 def test_it_goes_while_memory_is_routed_to_a_pool_of_the_users(allocator: Allocator) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.overrides import _get_current_function_mode  # noqa: E402
 
 from breakable_cuda_graphs.frameworks.pytorch import stray  # noqa: E402
-from helping import in_raw_thread, in_thread_of_number  # noqa: E402
+from helping import in_raw_thread, in_thread, in_thread_of_number  # noqa: E402
 
 
 @pytest.fixture
@@ -36,4 +36,15 @@ def test_a_thread_of_the_number_of_one_that_ended_in_a_block_is_not_watched(
     watch.stop()
     assert modes == [None]
     assert torch.cuda.set_stream is stray._set_stream
+    assert stray._watches == []
+
+
+def test_a_finalizer_may_stop_one_in_the_middle_of_another_start(set_stream: None) -> None:
+    def work() -> None:
+        watch = stray.StrayWatch(lambda: False)
+        watch.start()
+        with stray._lock:
+            watch.stop()
+
+    in_thread(work, timeout=5)
     assert stray._watches == []

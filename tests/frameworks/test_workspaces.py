@@ -83,3 +83,16 @@ def test_the_route_is_closed_whatever_a_product_does(allocator, monkeypatch):
     with pytest.raises(RuntimeError, match="no cuBLAS"):
         workspaces.make(0, Stream())
     assert allocator.routes == 0
+
+
+def test_the_route_is_closed_if_an_interrupt_comes_right_behind_its_beginning(
+    allocator, monkeypatch
+):
+    def begin(*_: Any) -> None:
+        allocator.routes += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch._C, "_cuda_beginAllocateCurrentStreamToPool", begin)
+    with pytest.raises(KeyboardInterrupt):
+        workspaces.make(0, Stream())
+    assert allocator.routes == 0

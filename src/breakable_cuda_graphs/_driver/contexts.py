@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from . import bindings
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may end a block in the middle, and ask too
 
 
 def current(driver: bindings.Driver) -> int:

@@ -188,7 +188,10 @@ class _Remains:
         """Give the memory back now, unless this is called inside a capture of somebody else's."""
         stream = types.CUstream(torch._C._cuda_getCurrentRawStream(self._device))
         if _CAN_SPARE_CACHE and capturing.status(self._driver, stream) is Status.NONE:
-            _empty_ended()
+            with torch.cuda.device(
+                self._device
+            ):  # a thread that has none would begin one on device 0
+                _empty_ended()
             _note(self._identity)
 
 

@@ -23,7 +23,7 @@ from ..._driver.threads import Home
 
 _set_stream = torch.cuda.set_stream
 _watches: list[StrayWatch] = []  # of the open blocks of all threads
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may end another block in the middle
 
 
 class StrayWatch:

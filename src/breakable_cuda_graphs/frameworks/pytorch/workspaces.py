@@ -10,6 +10,7 @@ whoever has one in its kernels therefore keeps its capture stream (`pools.py`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Iterable
@@ -50,11 +51,12 @@ def make(device: int, stream: Any) -> None:
     is_known = (handle, grad) in _thread.known
     # No function mode is to see this: an outer block's would take it for work that it misses.
     with torch._C.DisableTorchFunction(), torch.cuda.stream(stream), torch.inference_mode(False):
-        torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
-        try:
+        try:  # an interrupt may come right behind the first call
+            torch._C._cuda_beginAllocateCurrentStreamToPool(device, pool)
             _products(device, grad)
         finally:
-            torch._C._cuda_endAllocateToPool(device, pool)
+            with contextlib.suppress(RuntimeError):  # it has not begun
+                torch._C._cuda_endAllocateToPool(device, pool)
     if not is_known:
         _thread.known.add((handle, grad))
         _look(handle, pool, is_new)
