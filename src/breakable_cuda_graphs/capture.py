@@ -412,21 +412,21 @@ class Block(blocks.Unfinished):
             if survey.dangling:
                 names, streams = self._dangling(info, survey)
         captured = self.session.end(survey)
-        code, graph, runner, problem, keep = captured
+        graph, problem = captured.graph, captured.problem
         self._is_open = graph is None  # what is left of it then is ended by `abandon`
         if survey is not None and survey.kinds != _KERNELS:
             problem = problem or self._trap(index, where, survey)
         if survey is not None and survey.missed:
             problem = errors.unjoined(index, where, names, streams)
         if graph is None:
-            problem = self._reason(index, where, code, names, streams)
+            problem = self._reason(index, where, captured.code, names, streams)
         if problem is not None:
             self._refuse(captured, problem)
         assert graph is not None
         assert survey is not None
-        if keep is not None:
-            self.keep(keep)
-        segment = GraphSegment(index, graph, frozenset(survey.kinds), runner)
+        if captured.keep is not None:
+            self.keep(captured.keep)
+        segment = GraphSegment(index, graph, frozenset(survey.kinds), captured.runner)
         segment._place = self._place
         if self.journal is not None:
             segment._note(self.journal)

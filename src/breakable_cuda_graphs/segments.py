@@ -8,7 +8,8 @@ knows its graph (what was captured) and, apart from it, what launches it.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import errors
 from ._driver import contexts, reading
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["EagerSegment", "GraphSegment"]
 
 
-class Seat(NamedTuple):
+@dataclass(slots=True)
+class Seat:
     """What launches a segment: an executable, and the segment's place in it."""
 
     executable: ExecHandle  # its own, or the joined one

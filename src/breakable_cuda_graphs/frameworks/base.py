@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -37,7 +38,8 @@ class Runner(Protocol):
         """The graph that it was made from; the captured one is its only node, a child."""
 
 
-class Captured(NamedTuple):
+@dataclass(slots=True)
+class Captured:
     """How a segment ended. `code` is the driver's; `problem` an error of the framework's own."""
 
     code: int

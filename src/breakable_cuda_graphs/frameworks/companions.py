@@ -90,9 +90,9 @@ class Accompanied:
         captured = self.inner.end(survey)
         late = libraries.newly_loaded(self._driver, self._companions)
         if late and captured.problem is None:
-            captured = captured._replace(problem=errors.library_came_late(late[0]))
+            captured.problem = errors.library_came_late(late[0])
         if any(kept):
-            captured = captured._replace(keep=kept)
+            captured.keep = kept
         return captured
 
     def abandon(self) -> None:

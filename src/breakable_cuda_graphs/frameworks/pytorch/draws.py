@@ -331,6 +331,7 @@ class Traffic:
         self._handle, self._stream = -1, None  # of the last replay
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
+        self._is_awaited = False  # by a replay, now or once before
 
     def open(self, draws: Draws, begin_capture: Callable[[], None]) -> None:
         """Begin a segment's capture."""
@@ -362,7 +363,8 @@ class Traffic:
         if draws.is_guest:
             self._progress_of_hosts.pop(draws, None)
         if self._open.pop(draws, None) is not None:
-            self._changed.notify_all()
+            if self._is_awaited:
+                self._changed.notify_all()
             self._mark.record(draws.handle, draws.stream)
 
     def spoil_hosts(self, guest: Draws) -> bool:
@@ -384,6 +386,7 @@ class Traffic:
             return
         if self._open:
             own = threading.get_ident() in self._open.values()
+            self._is_awaited = True
             if own or not self._changed.wait_for(lambda: not self._open, _PATIENCE):
                 raise errors.draw_during_capture()
         handle = torch._C._cuda_getCurrentRawStream(self._device)

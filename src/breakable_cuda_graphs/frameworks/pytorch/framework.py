@@ -98,7 +98,6 @@ class TorchSession:
         self.external, self.mode = stream, mode
         self.stream = types.CUstream(stream.cuda_stream)
         self._handle = int(self.stream)
-        self._event = pool.event.value
         self._generators = generators
         self._changes = Changes()
         self._watch = StrayWatch(self._is_captured)
@@ -120,7 +119,11 @@ class TorchSession:
                 torch.cuda.synchronize(device)
                 torch.cuda.empty_cache()
         workspaces.make(device, self.external)
-        self._draws = Draws(self.driver, device, self.stream, self._generators)
+        self._draws = draws = Draws(self.driver, device, self.stream, self._generators)
+        identity, event = self.pool.identity, self.pool.event.value
+        self._new_books = functools.partial(
+            Books, self.driver, self.stream, identity, self.mode, draws.registered, event
+        )
         self._changes.enter(torch.cuda.stream(self.external))
         self._watch.start()
 
@@ -138,14 +141,7 @@ class TorchSession:
         assert draws is not None
         modes.clear_weight_cache()
         self.pool.open_capture(self)
-        books = self._books = Books(
-            self.driver,
-            self.stream,
-            self.pool.identity,
-            self.mode,
-            draws.registered,
-            self._event,
-        )
+        books = self._books = self._new_books()
         self._on_stream(draws.open, books.open)
 
     def end(self, survey: Survey | None) -> base.Captured:
