@@ -48,6 +48,7 @@ def bump(t: Any) -> None:
         ({"cuda_graph": 3}, TypeError, "cuda_graph must be a CUDAGraphSequence, not int"),
         ({"capture_error_mode": "loose"}, ValueError, "'global', 'thread_local', 'relaxed'"),
         ({"barrier_fn": 3}, TypeError, "`barrier_fn` must be callable"),
+        ({"generators": 3}, TypeError, "generators must be generators in a list"),
         ({"host_nodes": "maybe"}, ValueError, "'refuse', 'allow'"),
     ],
 )

@@ -66,6 +66,9 @@ def test_each_spelling_gives_the_handle(stream, handle):
         Protocol((0, 6, 7)),
         SimpleNamespace(handle="text"),
         SimpleNamespace(ptr=[]),
+        -1,
+        1 << 64,
+        SimpleNamespace(ptr=-1),
     ],
 )
 def test_anything_else_is_refused_by_its_type(thing):

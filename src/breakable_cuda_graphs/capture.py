@@ -104,6 +104,8 @@ class breakable_graph:
         self._stream = stream
         self._mode = capture_error_mode
         self._barrier_fn = barrier_fn
+        if not isinstance(generators, Iterable):
+            raise errors.bad_type("generators", generators, "generators in a list or the like")
         self._generators = tuple(generators)
         self._rules = Rules(keep_inputs=keep_inputs, check_liveness=check_input_liveness)
         self._record_stacks = record_stacks

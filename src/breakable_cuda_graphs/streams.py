@@ -16,6 +16,9 @@ __all__ = ["DEFAULT_STREAMS", "as_handle", "refuse_default"]
 DEFAULT_STREAMS = {0: "legacy default", 1: "legacy default", 2: "per-thread default"}
 
 
+_END = 1 << 64  # a handle is a pointer
+
+
 def as_handle(stream: Any) -> int:
     """The driver's handle of a stream-like object, as an int; 0 is the legacy default stream.
 
@@ -27,7 +30,7 @@ def as_handle(stream: Any) -> int:
     if isinstance(stream, bool):
         raise errors.not_a_stream(stream)
     if isinstance(stream, int):
-        return stream
+        return _checked(stream, stream)
     handle = getattr(stream, "cuda_stream", None)  # before the protocol: torch 2.9 has only this
     if handle is None:
         handle = _from_protocol(stream)
@@ -43,9 +46,15 @@ def as_handle(stream: Any) -> int:
             return 0
         raise errors.not_a_stream(stream)
     try:
-        return int(handle)
+        return _checked(int(handle), stream)
     except (TypeError, ValueError):
         raise errors.not_a_stream(stream) from None
+
+
+def _checked(handle: int, stream: Any) -> int:
+    if 0 <= handle < _END:
+        return handle
+    raise errors.not_a_stream(stream)
 
 
 def refuse_default(stream: Any) -> None:
