@@ -199,6 +199,52 @@ def test_work_that_is_still_to_be_done_is_no_result(device, make, outputs):
     assert_nothing_open(device)
 
 
+def test_the_owner_of_a_method_is_live_even_if_it_is_a_container_of_tensors(device):
+    @dataclasses.dataclass
+    class Cache:
+        inside: Any
+        calls: int = 0
+        by: int = 1
+
+        @no_graph
+        def step(self, t: Any) -> None:
+            self.calls += 1
+            t.add_(self.inside * self.by)
+
+        @no_graph(capture_stub=lambda self, t: seen.append(self))
+        def stubbed(self, t: Any) -> None:
+            t.add_(self.by)
+
+    cache, x, seen = Cache(torch.ones(2)), torch.ones(2), []
+
+    def body() -> Any:
+        y = x * 2
+        cache.step(y)
+        Cache.stubbed(cache, t=y)
+        return y * 1
+
+    seq, y = capture(body)
+    assert seen[0] is cache
+    assert (cache.calls, len(seq.segments[1].args)) == (1, 1)
+    cache.by = 10
+    cache.inside.fill_(3)
+    seq.replay()
+    assert cache.calls == 2
+    assert y.tolist() == [2 + 30 + 10] * 2
+
+
+def test_a_copy_of_an_object_with_a_marked_method_has_a_method_of_its_own(device):
+    model, x = torch.nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    stub = lambda t: t * 0  # noqa: E731
+    model.forward = no_graph(model.forward, capture_stub=stub, outputs="static")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.weight.fill_(5)
+        seq, y = capture(lambda: twin(x) * 1)
+    seq.replay()
+    assert y.tolist() == [[10, 10]]
+
+
 def test_arguments_may_have_any_name(device):
     x = torch.ones(2)
 

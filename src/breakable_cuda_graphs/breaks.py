@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from . import blocks, errors
+from . import blocks, errors, structures
 
 __all__ = ["force_no_graph", "is_in_breakable_graph", "no_graph"]
 
@@ -74,6 +75,9 @@ def _mark(
     if isinstance(function, (staticmethod, classmethod)):  # the mark may stand above or below them
         made = _mark(function.__func__, enable=enable, stub=stub, static=static)
         return type(function)(made)
+    if isinstance(function, types.MethodType):  # a copy of its owner gets a method of the copy
+        made = _mark(function.__func__, enable=enable, stub=_without_self(stub), static=static)
+        return types.MethodType(made, function.__self__)
     if isinstance(function, property):
         raise errors.marked_property()
     if not callable(function):
@@ -90,11 +94,31 @@ def _mark(
         block = blocks.find()
         if block is None:
             return function(*args, **kwargs)
-        return block.run_break(function, args, kwargs, name=name, stub=stub, static=static)
+        body, replacement = function, stub
+        if args and structures.children(args[0]) is not None and _is_method(function, args[0]):
+            # The owner is no argument that holds tensors: it is what it is at the time of the replay.
+            body, args = functools.partial(function, args[0]), args[1:]
+            replacement = None if stub is None else functools.partial(stub, body.args[0])
+        return block.run_break(body, args, kwargs, name=name, stub=replacement, static=static)
 
     # torch.compile has to leave the call alone, or the break would be compiled into the segment.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call
+
+
+def _without_self(stub: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """The stub of a bound method, which does not expect the method's owner."""
+    if stub is None:
+        return None
+    given = stub
+    return lambda _, *args, **kwargs: given(*args, **kwargs)
+
+
+def _is_method(function: Callable[..., Any], owner: Any) -> bool:
+    """Whether a marked function is a method of an object."""
+    name = getattr(function, "__name__", "")
+    found = [vars(kind).get(name) for kind in type(owner).__mro__]
+    return any(getattr(each, "__wrapped__", None) is function for each in found)
 
 
 def _name_of(function: Any) -> str:
