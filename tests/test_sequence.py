@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -23,7 +24,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     force_no_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import bindings, contexts  # noqa: E402
+from breakable_cuda_graphs._driver import bindings, contexts, release  # noqa: E402
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import (  # noqa: E402
     Boom,
@@ -500,3 +501,26 @@ def test_the_last_replay_is_waited_for_before_anything_is_given_back(device, end
         settle()
         calls = list(driver.calls)
     assert calls.index("cuEventSynchronize") < calls.index("cuGraphExecDestroy")
+
+
+@pytest.mark.parametrize("how", ["reset", "dropped", "failed"])
+def test_a_pool_goes_with_its_sequence_and_does_not_wait_for_the_collector(
+    device: Any, how: str
+) -> None:
+    seq, x = CUDAGraphSequence(), torch.ones(2)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(Boom), breakable_graph(seq):
+            bump(x * 2)
+            pool = weakref.ref(seq._pool)
+            if how == "failed":
+                raise Boom
+        if how == "reset":
+            seq.reset()
+        else:
+            del seq
+        release.drain()
+        assert pool() is None
+    finally:
+        gc.enable()

@@ -134,10 +134,14 @@ def allocator(device: Any, monkeypatch: Any) -> Allocator:
     return made
 
 
-def captured(allocator: Allocator, segments: list[list[int]]) -> Any:
+def captured(allocator: Allocator, segments: list[list[int]], *, is_anchored: bool = True) -> Any:
     """A pool into which a sequence has been captured."""
     pool = pools.pool_for(bindings.current(), 0, None)
-    pool.take_shell(Shell(allocator, pool.identity))
+    shell = Shell(allocator, pool.identity)
+    if is_anchored:
+        pool.take_shell(shell)
+    else:
+        shell.reset()
     allocator.pools[pool.identity].segments = segments
     return pool
 
@@ -186,6 +190,15 @@ def test_what_living_tensors_keep_goes_when_they_have_died(allocator: Allocator)
     assert left(allocator) == 0
     assert pools._ended == {}
     assert allocator.cache == [7 * MIB, 9 * MIB]
+
+
+def test_a_pool_of_segments_that_all_draw_goes_too(allocator: Allocator) -> None:
+    """Each of them has a shell of its own, and none is left for an anchor."""
+    pool = captured(allocator, [[20 * MIB, 0]], is_anchored=False)
+    del pool
+    release.drain()
+    assert left(allocator) == 0
+    assert pools._ended == {}
 
 
 def test_what_other_streams_have_used_goes_too(allocator: Allocator) -> None:

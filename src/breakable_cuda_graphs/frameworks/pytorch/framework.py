@@ -100,7 +100,7 @@ class TorchSession:
         self._handle = int(self.stream)
         self._generators = generators
         self._changes = Changes()
-        self._watch = StrayWatch(self._is_captured)
+        self._watch: StrayWatch | None = None
         self._draws: Draws | None = None
         self._books: Books | None = None
         self._older: set[int] | None = None  # blocks in use when the first break began
@@ -125,6 +125,7 @@ class TorchSession:
             Books, self.driver, self.stream, identity, self.mode, draws.registered, event
         )
         self._changes.enter(torch.cuda.stream(self.external))
+        self._watch = StrayWatch(self._is_captured)
         self._watch.start()
 
     def _is_captured(self) -> bool:
@@ -250,10 +251,17 @@ class TorchSession:
         with contextlib.ExitStack() as steps:  # each is done, whatever becomes of the others
             steps.callback(modes.clear_weight_cache)
             steps.callback(self._changes.undo)
-            steps.callback(self._watch.stop)
+            steps.callback(self._stop_watch)
             self.pool.close_capture(self)
             if self._draws is not None:
                 self._draws.finish(failed)
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = (
+                None  # it knows this object: a cycle would keep the pool until it is collected
+            )
 
 
 def _stream_current(stream: Any) -> AbstractContextManager[Any]:

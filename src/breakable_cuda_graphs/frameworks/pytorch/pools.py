@@ -60,7 +60,8 @@ class TorchPool:
         self._keeps_stream = False
         self._lessees: set[object] = set()
         self._captured_by: object = None  # the session whose segment is open in this pool
-        self._anchor: Any = None
+        self._anchor: Any = None  # none yet, or all segments drew: they have shells of their own
+        self._is_gone = False
         self._ranges: list[tuple[int, int]] = []
         self._epoch = process.epoch
         self.event = EventHandle.create(driver)  # for the dummies that close torch's books
@@ -147,9 +148,9 @@ class TorchPool:
 
     def discard(self, later: Any = release.later) -> None:
         """Queue all that the pool has for release, ahead of its own end. A second call does nothing."""
-        if self._stream is not None or self._anchor is not None or self._keep is not None:
+        if not self._is_gone:
             remains = _Remains(self, self._stream, self._anchor)
-            self._stream = self._anchor = self._keep = None
+            self._is_gone, self._stream, self._anchor, self._keep = True, None, None, None
             later(self._epoch, remains)
 
 
@@ -174,14 +175,13 @@ class _Remains:
         if stream is not None:
             capture_streams.give_back(stream)
         anchor, self._anchor = self._anchor, None
-        if anchor is not None:
-            if self._is_users:
-                _dormant[self._identity] = anchor
-                release_dormant()
-            else:
-                _ended[self._identity] = 0
-                _reset(anchor)
-                self._give_back()
+        if not self._is_users:
+            _ended[self._identity] = 0
+            _reset(anchor)
+            self._give_back()
+        elif anchor is not None:
+            _dormant[self._identity] = anchor
+            release_dormant()
         self._keep = None
 
     def _give_back(self) -> None:
@@ -190,7 +190,7 @@ class _Remains:
         if _CAN_SPARE_CACHE and capturing.status(self._driver, stream) is Status.NONE:
             with torch.cuda.device(
                 self._device
-            ):  # a thread that has none would begin one on device 0
+            ):  # a thread that has none would begin with device 0
                 _empty_ended()
             _note(self._identity)
 
@@ -234,9 +234,10 @@ _MOST_ANCHORS = 64  # their pinned halves take about 25 KiB of the host each
 
 
 def _reset(anchor: Any) -> None:
-    """Let a pool's last graph go."""
+    """Let a pool's last graph go: its anchor, or None where each segment had a shell of its own."""
     global _reset_anchors
-    anchor.reset()
+    if anchor is not None:
+        anchor.reset()
     _reset_anchors += 1
 
 
