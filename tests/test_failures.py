@@ -21,10 +21,12 @@ from breakable_cuda_graphs import (  # noqa: E402
     CaptureError,
     CUDAError,
     CUDAGraphSequence,
+    Graph,
     ReplayError,
     breakable_graph,
     no_graph,
 )
+from breakable_cuda_graphs.frameworks import simulated  # noqa: E402
 from helping import (  # noqa: E402
     MODES,
     Boom,
@@ -326,3 +328,77 @@ def test_a_block_that_was_left_cannot_be_left_again(device):
         pass
     with pytest.raises(CaptureError, match="not open"):
         block.__exit__(None, None, None)
+
+
+class Stranger:
+    """An object of another library: a graph in a cycle, which its finalizer gives back."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver, self.me = driver, self
+        self.graph = driver.cuGraphCreate(0)[1]
+        self.executable = driver.cuGraphInstantiate(self.graph, 0)[1]
+
+    def __del__(self) -> None:
+        self.driver.cuGraphExecDestroy(self.executable)
+        self.driver.cuGraphDestroy(self.graph)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_asked", [True, False], ids=["gc.collect()", "by itself"])
+@pytest.mark.parametrize("where", ["block", "part"])
+def test_what_the_collector_finds_in_a_segment_harms_no_capture(
+    device: Any, mode: str, is_asked: bool, where: str
+) -> None:
+    """`torch.cuda.CUDAGraph` and others call the driver in their finalizers."""
+    x, seq, graph = torch.ones(2), CUDAGraphSequence(), Graph()
+    gc.collect()
+    before = gc.get_threshold()
+    Stranger(device.driver)
+    held = []
+
+    def body() -> Any:
+        if is_asked:
+            gc.collect()
+        else:
+            gc.set_threshold(1, 1, 1)
+            held.extend([] for _ in range(50))
+            gc.set_threshold(*before)
+        return x * 2
+
+    strangers = sum(isinstance(each, Stranger) for each in gc.get_objects())
+    try:
+        if where == "block":
+            with breakable_graph(seq, capture_error_mode=mode):
+                y = body()
+        else:
+            with graph.capture(mode=mode):
+                body()
+    finally:
+        gc.set_threshold(*before)
+    assert strangers == 1
+    assert not any(isinstance(each, Stranger) for each in gc.get_objects())
+    assert_nothing_open(device)
+    if where == "block":
+        x.fill_(4)
+        seq.replay()
+        assert y.tolist() == [8, 8]
+    graph.close()
+
+
+def test_a_capture_that_another_thread_kills_as_it_begins_names_the_mode(
+    device: Any, monkeypatch: Any
+) -> None:
+    """`torch.cuda.CUDAGraph.capture_begin` then fails with an internal assertion."""
+
+    def begin(*_: Any) -> None:
+        raise RuntimeError("status == cudaStreamCaptureStatus::cudaStreamCaptureStatusActive")
+
+    monkeypatch.setattr(simulated.SimulatedSession, "begin", begin)
+    with (
+        pytest.raises(RuntimeError, match="Active") as caught,
+        breakable_graph(CUDAGraphSequence()),
+    ):
+        pass
+    assert "thread_local" in "".join(caught.value.__notes__)
+    assert "segment 0" in "".join(caught.value.__notes__)
+    assert_nothing_open(device)

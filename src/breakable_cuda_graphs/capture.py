@@ -113,6 +113,7 @@ class breakable_graph:
         self._block: Block | None = None
 
     def __enter__(self) -> None:
+        release.guard_collections()
         release.put_thread_back()
         blocks.sweep()
         release.drain()
@@ -388,6 +389,12 @@ class Block(blocks.Unfinished):
             self.session.begin()
         except BaseException as error:
             self._poison = error
+            is_ours = isinstance(error, errors.CaptureError)
+            if not is_ours and _speaks_of_capture(
+                error
+            ):  # another thread's call may kill a capture as it begins
+                for note in (errors.place(len(self._segments)), *errors.advice(self.mode, error)):
+                    errors.note(error, note)
             try:
                 self._abandon_segment()
             except Exception as problem:

@@ -76,6 +76,7 @@ class Recording(blocks.Unfinished):
             handle = bindings.types.CUstream(as_handle(stream))
             if capturing.status(driver, handle) is not capturing.Status.NONE:
                 raise errors.stream_is_captured()
+        release.guard_collections()
         blocks.sweep()
         self.home = Home()
         self._enclosed = Enclosed(framework, stream, self._mode)

@@ -7,6 +7,7 @@ followed by a right capture without any repair.
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -467,3 +468,25 @@ def test_after_a_failure_the_generator_draws_what_its_seed_says(fail: Any, break
     assert torch.cuda.initial_seed() == 11
     for k in range(3):
         same(torch.rand(8, device="cuda"), want[k], f"draw {k}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_torch_graph_that_the_collector_finds_in_a_segment_harms_no_capture(mode: str) -> None:
+    x, t, seq = dev(1), dev(1), CUDAGraphSequence()
+
+    def lose() -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            t.add_(1)
+        graph.replay()
+        graph.me = graph
+
+    lose()
+    with breakable_graph(seq, capture_error_mode=mode):
+        y = x * 2
+        found = gc.collect()
+        z = y + 1
+        bump(z)
+        out = z * 3
+    assert found > 0
+    check_replays(seq, x, out, lambda v: (v * 2 + 2) * 3)

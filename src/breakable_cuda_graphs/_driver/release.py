@@ -5,11 +5,15 @@ capture too, and most release calls would invalidate that capture. So a finalize
 which cannot fail, and `drain()` does the work: never while one of our captures is open, never in a
 forked child, never at interpreter exit. While it works, the thread's capture mode is relaxed, so
 that a capture that somebody else has open in this process is not harmed either.
+
+Objects of others (a `torch.cuda.CUDAGraph` in a cycle) call the driver in their finalizers. So the mode of
+the thread in which Python's collector runs is relaxed for as long, while a capture of ours is open.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import threading
 from collections import deque
@@ -154,6 +158,32 @@ class relaxed_thread:
                 code = error
         if _owed.outermost is self and not code:
             _owed.outermost = None
+
+
+class _Collecting(threading.local):
+    """This thread's mode while the collector runs in it."""
+
+    relaxed: relaxed_thread | None = None
+
+
+_collecting = _Collecting()
+
+
+def guard_collections() -> None:
+    """From now on, in this process, no collection harms a capture of ours."""
+    if _around_collection not in gc.callbacks:
+        gc.callbacks.append(_around_collection)
+
+
+def _around_collection(phase: str, _: object) -> None:
+    """Called by the collector, which is never at work twice, before and after its work."""
+    if phase == "start":
+        if _open and not process.exiting and not process.driver_lost_in_fork():
+            _collecting.relaxed = relaxed_thread()
+            _collecting.relaxed.__enter__()
+    elif _collecting.relaxed is not None:
+        relaxed, _collecting.relaxed = _collecting.relaxed, None
+        relaxed.__exit__()
 
 
 def put_thread_back() -> None:
