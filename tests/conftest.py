@@ -35,6 +35,17 @@ def quick_collector(warm_recorder: None) -> None:
 
 
 @pytest.fixture
+def asked_collector(quick_collector: None) -> Iterator[None]:
+    """The collector, which relaxes a thread for itself, comes where it is asked to only.
+
+    So each run of a program makes the same calls of the driver.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def device(request: pytest.FixtureRequest, quick_collector: None) -> Iterator[Any]:
     """A simulated device, on which nothing may be misused, left open or kept."""
     from breakable_cuda_graphs.simulator import simulated_device

@@ -290,11 +290,17 @@ class WatchedDriver:
 
 @contextlib.contextmanager
 def watched_driver(device: SimulatedDevice) -> Iterator[WatchedDriver]:
-    """Inside, the library's calls go through a `WatchedDriver`."""
+    """Inside, the library's calls go through a `WatchedDriver`.
+
+    The collector, which relaxes a thread for itself, comes where it is asked to only.
+    """
     made = WatchedDriver(device.driver)
-    previous = bindings.use(bindings.Driver(made, simulated=True))
+    previous, collects = bindings.use(bindings.Driver(made, simulated=True)), gc.isenabled()
+    gc.disable()
     made.calls.clear()
     try:
         yield made
     finally:
         bindings.use(previous)
+        if collects:
+            gc.enable()

@@ -26,6 +26,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     breakable_graph,
     no_graph,
 )
+from breakable_cuda_graphs._driver import release  # noqa: E402
 from breakable_cuda_graphs.frameworks import simulated  # noqa: E402
 from helping import (  # noqa: E402
     MODES,
@@ -383,6 +384,25 @@ def test_what_the_collector_finds_in_a_segment_harms_no_capture(
         seq.replay()
         assert y.tolist() == [8, 8]
     graph.close()
+
+
+def test_a_collection_goes_on_where_the_thread_cannot_be_relaxed(
+    device: Any, monkeypatch: Any
+) -> None:
+    """Nobody could be told: what is raised in the collector is only printed."""
+
+    def enter(self: Any) -> None:
+        raise Boom
+
+    x, seq = torch.ones(2), CUDAGraphSequence()
+    with breakable_graph(seq):
+        y = x * 2
+        with monkeypatch.context() as patch:
+            patch.setattr(release.relaxed_thread, "__enter__", enter)
+            gc.collect()
+    x.fill_(3)
+    seq.replay()
+    assert y.tolist() == [6, 6]
 
 
 def test_a_capture_that_another_thread_kills_as_it_begins_names_the_mode(

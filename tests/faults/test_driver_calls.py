@@ -25,7 +25,7 @@ _counts: dict[str, tuple[int, int, int]] = {}  # program -> (calls, faults, find
 
 @pytest.mark.timeout(1200 if EVERYTHING else 120)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_any_driver_call_may_fail(quick_collector: Any, name: str) -> None:
+def test_any_driver_call_may_fail(asked_collector: Any, name: str) -> None:
     calls = calls_of(PROGRAMS[name])
     faults = [fault for call in calls for fault in faults_of(*call)]
     tried = chosen(faults, name, SHARE)

@@ -210,7 +210,7 @@ BESIDE = {
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", CAPTURE_AND_REPLAY)
-def test_an_interrupt_at_any_line_leaves_nothing(quick_collector: Any, name: str) -> None:
+def test_an_interrupt_at_any_line_leaves_nothing(asked_collector: Any, name: str) -> None:
     program, files = replayed(bit_of_everything), frozenset([name])
     check(name, *problems_of(program, files, CAPTURE_AND_REPLAY[name], KeyboardInterrupt))
 
@@ -218,7 +218,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(quick_collector: Any, name: str
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", BESIDE)
-def test_so_it_is_in_other_programs(quick_collector: Any, name: str) -> None:
+def test_so_it_is_in_other_programs(asked_collector: Any, name: str) -> None:
     files, stride = BESIDE[name]
     found = problems_of(PROGRAMS[name], frozenset(files.split()), stride, KeyboardInterrupt)
     check(name, *found)
@@ -226,7 +226,7 @@ def test_so_it_is_in_other_programs(quick_collector: Any, name: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_memory_that_runs_out_at_any_line_leaves_nothing(quick_collector: Any) -> None:
+def test_memory_that_runs_out_at_any_line_leaves_nothing(asked_collector: Any) -> None:
     files = frozenset(CAPTURE_AND_REPLAY)
     check("memory", *problems_of(replayed(bit_of_everything), files, 11, MemoryError))
 

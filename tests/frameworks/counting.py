@@ -241,13 +241,15 @@ def main() -> None:
             return trace
 
         gc.collect()
-        release.drain()  # what went before is not counted, whenever the collector comes
+        gc.disable()  # it makes calls of its own, wherever it comes
+        release.drain()  # what went before is not counted
         calls.clear()
         sys.settrace(trace)
         try:
             sequence = capture(breaks, watch)
         finally:
             sys.settrace(None)
+            gc.enable()
         found += calls
         sequence.reset()
         return found

@@ -12,6 +12,7 @@ the thread in which Python's collector runs is relaxed for as long, while a capt
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -179,8 +180,12 @@ def _around_collection(phase: str, _: object) -> None:
     """Called by the collector, which is never at work twice, before and after its work."""
     if phase == "start":
         if _open and not process.exiting and not process.driver_lost_in_fork():
-            _collecting.relaxed = relaxed_thread()
-            _collecting.relaxed.__enter__()
+            relaxed = relaxed_thread()
+            with contextlib.suppress(
+                Exception
+            ):  # it collects all the same, and nobody could be told
+                relaxed.__enter__()
+                _collecting.relaxed = relaxed
     elif _collecting.relaxed is not None:
         relaxed, _collecting.relaxed = _collecting.relaxed, None
         relaxed.__exit__()
