@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedKernel
+from breakable_cuda_graphs.simulator.world import World
 from raw_calls import (
     GLOBAL,
     RELAXED,
@@ -321,3 +323,23 @@ def test_an_unknown_kernel_is_refused(driver_module):
     graph = new_graph(driver_module)
     assert code(driver_module.cuGraphAddKernelNode(graph, None, 0, params)) == 400
     ok(driver_module.cuGraphDestroy(graph))
+
+
+def test_the_collector_does_not_come_while_a_thread_plays_the_device() -> None:
+    """A finalizer would call the driver from inside a kernel; the device has no collector."""
+    world, seen = World(13000), []
+
+    def kernel() -> None:
+        world.run_foreign("an inner kernel", lambda: seen.append(gc.isenabled()))
+        seen.append(gc.isenabled())
+
+    assert gc.isenabled()
+    assert world.run_foreign("a kernel", kernel) == 0
+    assert seen == [False, False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        world.run_foreign("a kernel", kernel)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import itertools
 import os
 import threading
@@ -97,6 +98,34 @@ class ThreadState(threading.local):
         self.afterwards: list[Callable[[], Code | None]] = []
 
 
+class _Collector:
+    """Python's collector, which does not come while any thread plays the device.
+
+    The device has none, and finalizers that it ran there would call the driver from inside a kernel.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._players = 0
+        self._is_wanted = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._players:
+                self._is_wanted = gc.isenabled()
+                gc.disable()
+            self._players += 1
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._players -= 1
+            if not self._players and self._is_wanted:
+                gc.enable()
+
+
+_collector = _Collector()
+
+
 class World:
     """The state that all parts of one simulated driver share."""
 
@@ -175,7 +204,8 @@ class World:
         """Run a kernel, a host callback or a destructor: code that may not call the driver."""
         self.thread.running = what
         try:
-            body()
+            with _collector:
+                body()
         except Exception as error:
             self.find(f"{what} raised {type(error).__name__}: {error}")
             return LAUNCH_FAILED
