@@ -181,9 +181,7 @@ def _around_collection(phase: str, _: object) -> None:
     if phase == "start":
         if _open and not process.exiting and not process.driver_lost_in_fork():
             relaxed = relaxed_thread()
-            with contextlib.suppress(
-                Exception
-            ):  # it collects all the same, and nobody could be told
+            with contextlib.suppress(Exception):  # it collects all the same; nobody could be told
                 relaxed.__enter__()
                 _collecting.relaxed = relaxed
     elif _collecting.relaxed is not None:
