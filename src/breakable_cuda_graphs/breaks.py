@@ -152,4 +152,4 @@ def _nothing() -> None:
 
 def is_in_breakable_graph() -> bool:
     """Whether the calling code is part of a capture: in a segment or a break. False at replay."""
-    return bool(blocks.open_blocks) and blocks.find() is not None
+    return bool(blocks.open_blocks or blocks.unfinished) and blocks.find() is not None
