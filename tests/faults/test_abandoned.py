@@ -27,7 +27,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import release  # noqa: E402
+from breakable_cuda_graphs._driver import capturing, release  # noqa: E402
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from faults.injecting import attempt  # noqa: E402
 from helping import (  # noqa: E402
@@ -405,6 +405,26 @@ def test_handles_are_released_again_once_a_thread_has_ended_in_a_block(device: A
     assert release.open_captures() == 0
     release.drain()
     assert release.pending() == 0
+
+
+def test_what_could_not_be_ended_is_tried_again_by_a_mere_question(
+    device: Any, monkeypatch: Any
+) -> None:
+    """The block has left the list of open ones by then, and its capture is open all the same."""
+    kept: list[Any] = []
+    in_thread(lambda: enter_and_keep(CUDAGraphSequence(), "global", kept))
+    with monkeypatch.context() as patch:
+        patch.setattr(capturing, "discard", lambda *_: attempt_boom())
+        assert not is_in_breakable_graph()
+    assert device.open_captures() == 1
+    assert blocks.open_blocks == ()
+    assert not is_in_breakable_graph()
+    assert_nothing_open(device)
+    assert not blocks.unfinished
+
+
+def attempt_boom() -> None:
+    raise Boom
 
 
 def test_a_part_whose_thread_has_ended_is_ended_by_any_other(device: Any) -> None:
