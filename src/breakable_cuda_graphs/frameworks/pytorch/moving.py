@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .tensors import alias_storage, keep_attributes, reach, with_bits_of
+from .tensors import alias_storage, keep_attributes, laid_out_as, reach
 
 
 def moved(value: Any, start: int, end: int, shift: int) -> Any:
@@ -23,8 +23,6 @@ def moved(value: Any, start: int, end: int, shift: int) -> Any:
         nbytes = reach(value) * value.element_size()
     view = alias_storage(base + shift, value.device, nbytes)
     with torch.inference_mode(value.is_inference()), torch.no_grad():
-        made = torch.empty(0, dtype=value.dtype, device=value.device)
-        made.set_(view, offset, value.size(), value.stride())
-        made = with_bits_of(value, made)
+        made = laid_out_as(value, view, offset)
     keep_attributes(made, value)
     return made

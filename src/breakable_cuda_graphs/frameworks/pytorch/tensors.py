@@ -61,9 +61,7 @@ class Tensors:
         storage = value.untyped_storage()
         view = alias_storage(storage.data_ptr(), value.device, storage.nbytes())
         with torch.inference_mode(value.is_inference()), torch.no_grad():
-            made = torch.empty(0, dtype=value.dtype, device=value.device)
-            made.set_(view, value.storage_offset(), value.size(), value.stride())
-            made = with_bits_of(value, made)
+            made = laid_out_as(value, view, value.storage_offset())
         keep_attributes(made, value)
         return made
 
@@ -111,16 +109,13 @@ class Tensors:
             start + reach(value) * value.element_size()
             for start, value in zip(starts, values, strict=True)
         )
-        device = values[0].device
         with torch.no_grad(), torch.inference_mode(False):
-            memory = torch.empty(end - base, dtype=torch.uint8, device=device).untyped_storage()
-            made = []
-            for start, value in zip(starts, values, strict=True):
-                offset = (start - base) // value.element_size()
-                view = torch.empty(0, dtype=value.dtype, device=device)
-                view.set_(memory, offset, value.size(), value.stride())
-                made.append(with_bits_of(value, view))
-        return made
+            bytes_of_all = torch.empty(end - base, dtype=torch.uint8, device=values[0].device)
+            memory = bytes_of_all.untyped_storage()
+            return [
+                laid_out_as(value, memory, (start - base) // value.element_size())
+                for start, value in zip(starts, values, strict=True)
+            ]
 
     def copy(self, target: Any, source: Any) -> None:
         with torch.no_grad():
@@ -140,8 +135,10 @@ def _repeats(value: Any) -> bool:
     return any(n > 1 and not step for n, step in zip(value.shape, value.stride(), strict=True))
 
 
-def with_bits_of(value: Any, view: Any) -> Any:
-    """A view with the conj and neg bits of another tensor."""
+def laid_out_as(value: Any, storage: Any, offset: int) -> Any:
+    """A tensor of another one's dtype, shape, strides, conj and neg bits, from an element of a storage on."""
+    view = torch.empty(0, dtype=value.dtype, device=value.device)
+    view.set_(storage, offset, value.size(), value.stride())
     if value.is_conj():
         view = view.conj()
     return torch._neg_view(view) if value.is_neg() else view
