@@ -36,13 +36,11 @@ def quick_collector(warm_recorder: None) -> None:
 
 @pytest.fixture
 def asked_collector(quick_collector: None) -> Iterator[None]:
-    """The collector, which relaxes a thread for itself, comes where it is asked to only.
+    """Each run of a program makes the same calls of the driver."""
+    import helping
 
-    So each run of a program makes the same calls of the driver.
-    """
-    gc.disable()
-    yield
-    gc.enable()
+    with helping.asked_collector():
+        yield
 
 
 @pytest.fixture

@@ -289,18 +289,28 @@ class WatchedDriver:
 
 
 @contextlib.contextmanager
-def watched_driver(device: SimulatedDevice) -> Iterator[WatchedDriver]:
-    """Inside, the library's calls go through a `WatchedDriver`.
+def asked_collector() -> Iterator[None]:
+    """Inside, the collector comes where it is asked to only.
 
-    The collector, which relaxes a thread for itself, comes where it is asked to only.
+    It adds releases, and relaxes a thread for itself: the driver's calls would not be the same each time.
     """
-    made = WatchedDriver(device.driver)
-    previous, collects = bindings.use(bindings.Driver(made, simulated=True)), gc.isenabled()
+    collects = gc.isenabled()
     gc.disable()
-    made.calls.clear()
     try:
-        yield made
+        yield
     finally:
-        bindings.use(previous)
         if collects:
             gc.enable()
+
+
+@contextlib.contextmanager
+def watched_driver(device: SimulatedDevice) -> Iterator[WatchedDriver]:
+    """Inside, the library's calls go through a `WatchedDriver`, and nobody collects unasked."""
+    made = WatchedDriver(device.driver)
+    previous = bindings.use(bindings.Driver(made, simulated=True))
+    made.calls.clear()
+    try:
+        with asked_collector():
+            yield made
+    finally:
+        bindings.use(previous)

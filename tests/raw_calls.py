@@ -125,6 +125,19 @@ def launch_kernel(driver: Any, kernel: Any, stream: Any, *values: Any) -> None:
     ok(driver.cuLaunchKernel(kernel.handle, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
 
 
+def programmatic_config(driver: Any, stream: Any) -> Any:
+    """For a launch of one thread that need not wait for the end of the kernel before it."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1
+    config.hStream = stream
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID(6)
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
 def arguments(driver: Any, params: Any) -> list[bytes]:
     """The bytes behind `kernelParams`, read as one reads them from the driver."""
     found, index = [], 0

@@ -394,12 +394,8 @@ def test_segments_cost_a_fixed_number_of_driver_calls(device):
         x = torch.ones(2)
         settle()
         with watched_driver(device) as driver:
-            gc.disable()  # a collection in between would add releases
-            try:
-                seq, _ = capture(lambda: [bump(x.mul_(2)) for _ in range(breaks)])
-                count = len(driver.calls)
-            finally:
-                gc.enable()
+            seq, _ = capture(lambda: [bump(x.mul_(2)) for _ in range(breaks)])
+            count = len(driver.calls)
             seq.reset()
             del seq
             settle()

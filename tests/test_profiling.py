@@ -50,6 +50,18 @@ def captured() -> tuple[Any, Any]:
     return capture(lambda: decoder(x))[0], x
 
 
+def captured_around(call: Any) -> tuple[Any, Any]:
+    """A sequence with a segment before and one behind a break without arguments, and its input."""
+    x = torch.ones(4)
+
+    def body() -> None:
+        x.add_(1)
+        call()
+        x.add_(1)
+
+    return capture(body)[0], x
+
+
 def line_of(text: str) -> str:
     """ "file.py:12" of the line of this file that has the text."""
     for number, line in enumerate(Path(__file__).read_text().splitlines(), 1):
@@ -233,7 +245,7 @@ def test_the_timed_replays_make_the_same_launches_as_a_replay(device: Any) -> No
 
 
 def test_it_holds_the_turn_so_that_other_threads_replays_wait(device: Any) -> None:
-    x, seen = torch.ones(4), []
+    seen: list[int] = []
     inside = threading.Event()
 
     @no_graph
@@ -241,12 +253,7 @@ def test_it_holds_the_turn_so_that_other_threads_replays_wait(device: Any) -> No
         inside.set()
         seen.append(threading.get_ident())
 
-    def body() -> None:
-        x.add_(1)
-        look()
-        x.add_(1)
-
-    seq, _ = capture(body)
+    seq, _x = captured_around(look)
     me = threading.get_ident()
     inside.clear()
 
@@ -443,14 +450,7 @@ def test_each_unit_is_behind_a_delay_that_outlasts_the_host(
     def slow() -> None:
         time.sleep(0.004)
 
-    x = torch.ones(4)
-
-    def body() -> None:
-        x.add_(1)
-        slow()
-        x.add_(1)
-
-    seq = capture(body)[0]
+    seq, _x = captured_around(slow)
     report = profile_as_on_a_device(seq, monkeypatch, iterations=2, warmup=0)
     assert fake.launched[-1] == -1.0  # it was given back
     rounds = [fake.launched[at : at + 3] for at in range(0, 6, 3)]
@@ -467,14 +467,7 @@ def test_a_break_that_waits_for_the_device_is_found_and_its_work_marked(
         fake.wait()
         time.sleep(0.001)
 
-    x = torch.ones(4)
-
-    def body() -> None:
-        x.add_(1)
-        look()
-        x.add_(1)
-
-    seq = capture(body)[0]
+    seq, _x = captured_around(look)
     report = profile_as_on_a_device(seq, monkeypatch, iterations=3, warmup=0)
     waiting = [each.name for each in report.rows if each.waits]
     assert waiting == ["look"]
@@ -490,14 +483,7 @@ def test_a_break_that_was_only_slow_for_once_does_not_wait(
         if fake.launched and max(fake.launched[-3:]) < 1500:  # the first time with delays
             fake.wait()
 
-    x = torch.ones(4)
-
-    def body() -> None:
-        x.add_(1)
-        stumble()
-        x.add_(1)
-
-    seq = capture(body)[0]
+    seq, _x = captured_around(stumble)
     report = profile_as_on_a_device(seq, monkeypatch, iterations=3, warmup=0)
     assert max(fake.launched) >= 2000, "it was not even looked at"
     assert not any(each.waits for each in report.rows)

@@ -29,6 +29,7 @@ from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import (  # noqa: E402
     Boom,
     a_stream,
+    asked_collector,
     assert_nothing_open,
     capture,
     kinds,
@@ -509,8 +510,7 @@ def test_a_pool_goes_with_its_sequence_and_does_not_wait_for_the_collector(
 ) -> None:
     seq, x = CUDAGraphSequence(), torch.ones(2)
     gc.collect()
-    gc.disable()
-    try:
+    with asked_collector():
         with contextlib.suppress(Boom), breakable_graph(seq):
             bump(x * 2)
             pool = weakref.ref(seq._pool)
@@ -522,5 +522,3 @@ def test_a_pool_goes_with_its_sequence_and_does_not_wait_for_the_collector(
             del seq
         release.drain()
         assert pool() is None
-    finally:
-        gc.enable()

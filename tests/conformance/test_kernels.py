@@ -18,6 +18,7 @@ from raw_calls import (
     launch_kernel,
     nodes,
     ok,
+    programmatic_config,
     status,
     words,
 )
@@ -369,14 +370,7 @@ def test_a_captured_kernel_has_the_priority_of_its_stream(driver, kernels):
 
 def programmatic(driver: Any, kernel: Any, stream: Any, *values: Any) -> None:
     """A launch that need not wait for the end of the kernel before it."""
-    config = driver.CUlaunchConfig()
-    config.gridDimX = config.gridDimY = config.gridDimZ = 1
-    config.blockDimX = config.blockDimY = config.blockDimZ = 1
-    config.hStream = stream
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID(6)
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config.attrs, config.numAttrs = [attribute], 1
+    config = programmatic_config(driver, stream)
     ok(driver.cuLaunchKernelEx(config, kernel.handle, (values, kernel.parameters), 0))
 
 

@@ -85,6 +85,16 @@ USES = {
 }
 
 
+def check_next_capture(seq: Any, mode: str) -> None:
+    """The sequence whose block was lost can be captured anew, in the same mode."""
+    seq.reset()
+    x = torch.ones(2)
+    _, y = capture(lambda: x * 3, seq, capture_error_mode=mode)
+    x.fill_(5)
+    seq.replay()
+    assert y.tolist() == [15, 15]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lose", LOSSES)
 @pytest.mark.parametrize("use", USES)
@@ -96,12 +106,7 @@ def test_the_next_use_of_whatever_kind_ends_it(device: Any, lose: Any, mode: str
     USES[use](seq)
     assert_nothing_open(device)
     assert tensors.current_stream() == 0
-    seq.reset()
-    x = torch.ones(2)
-    _, y = capture(lambda: x * 3, seq, capture_error_mode=mode)
-    x.fill_(5)
-    seq.replay()
-    assert y.tolist() == [15, 15]
+    check_next_capture(seq, mode)
 
 
 def test_a_sequence_whose_block_was_abandoned_replays_in_another_capture_no_more(
@@ -227,12 +232,7 @@ def test_a_block_whose_thread_has_ended_is_ended_by_any_other(
     for block in kept:
         with pytest.raises(CaptureError, match="another thread"):
             block.__exit__(None, None, None)
-    seq.reset()
-    x = torch.ones(2)
-    _, y = capture(lambda: x * 3, seq, capture_error_mode=mode)
-    x.fill_(5)
-    seq.replay()
-    assert y.tolist() == [15, 15]
+    check_next_capture(seq, mode)
 
 
 @contextlib.contextmanager

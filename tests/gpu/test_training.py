@@ -266,6 +266,22 @@ def test_a_break_inside_backward_runs_in_relaxed_mode_on_autograds_thread() -> N
         threads.clear()
 
 
+def captured_with_hook(hook: Callable[[Any], Any]) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """A sequence of a backward with a hook on a gradient, its input, and the body."""
+
+    def body(x: Any) -> Any:
+        y = x * 3
+        y.register_hook(hook)
+        (y * y).sum().backward()
+        return x.grad
+
+    seq, x = CUDAGraphSequence(), dev(1).requires_grad_()
+    warm_up(seq, lambda: body(dev(1).requires_grad_()))
+    with breakable_graph(seq, capture_error_mode="relaxed"):
+        body(x)
+    return seq, x, body
+
+
 def test_a_break_in_a_hook_on_a_gradient() -> None:
     norms: list[float] = []
 
@@ -280,16 +296,7 @@ def test_a_break_in_a_hook_on_a_gradient() -> None:
         clip(kept)
         return kept
 
-    def body(x: Any) -> Any:
-        y = x * 3
-        y.register_hook(hook)
-        (y * y).sum().backward()
-        return x.grad
-
-    seq, x = CUDAGraphSequence(), dev(1).requires_grad_()
-    warm_up(seq, lambda: body(dev(1).requires_grad_()))
-    with breakable_graph(seq, capture_error_mode="relaxed"):
-        body(x)
+    seq, x, body = captured_with_hook(hook)
     for value in (0.01, 5.0, 0.02):
         with torch.no_grad():
             x.fill_(value)
@@ -399,16 +406,7 @@ def test_a_break_that_autograd_calls_by_itself_is_one_of_the_block() -> None:
     def look(grad: Any) -> None:
         norms.append(grad.norm().item())
 
-    def body(x: Any) -> Any:
-        y = x * 3
-        y.register_hook(look)
-        (y * y).sum().backward()
-        return x.grad
-
-    seq, x = CUDAGraphSequence(), dev(1).requires_grad_()
-    warm_up(seq, lambda: body(dev(1).requires_grad_()))
-    with breakable_graph(seq, capture_error_mode="relaxed"):
-        body(x)
+    seq, x, _ = captured_with_hook(look)
     for value in (2.0, 5.0):
         with torch.no_grad():
             x.fill_(value)

@@ -8,7 +8,18 @@ import gc
 import pytest
 
 from breakable_cuda_graphs.simulator import SimulatedKernel, current_launch
-from raw_calls import arguments, begin, code, kernel_params, launch, launch_kernel, nodes, ok, words
+from raw_calls import (
+    arguments,
+    begin,
+    code,
+    kernel_params,
+    launch,
+    launch_kernel,
+    nodes,
+    ok,
+    programmatic_config,
+    words,
+)
 
 
 def add(address: int, value: int) -> None:
@@ -202,14 +213,7 @@ def test_a_kernel_stays_in_its_context(driver_module, buffer):
 
 
 def test_a_programmatic_launch_makes_a_programmatic_edge(driver_module, adder, stream, buffer):
-    config = driver_module.CUlaunchConfig()
-    config.gridDimX = config.gridDimY = config.gridDimZ = 1
-    config.blockDimX = config.blockDimY = config.blockDimZ = 1
-    config.hStream = stream
-    attribute = driver_module.CUlaunchAttribute()
-    attribute.id = driver_module.CUlaunchAttributeID(6)
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config.attrs, config.numAttrs = [attribute], 1
+    config = programmatic_config(driver_module, stream)
     begin(driver_module, stream)
     launch_kernel(driver_module, adder, stream, buffer, 1)
     values = ((buffer, 1), adder.parameters)
