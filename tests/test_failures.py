@@ -282,6 +282,32 @@ def test_failed_captures_leave_nothing_however_many(device):
     assert kept == []
 
 
+@pytest.mark.parametrize("looks", [{}, {"record_stacks": True}], ids=["", "record_stacks"])
+@pytest.mark.parametrize("place", [*PLACES, "barrier"])
+def test_the_graphs_of_a_failed_block_go_at_once_though_its_exception_stays(device, place, looks):
+    """In a cycle, or with the user: NCCL ends no communicator while a graph has its work."""
+    barriers = []
+
+    def barrier() -> None:
+        barriers.append(None)
+        if place == "barrier" and len(barriers) == 2:
+            raise Boom
+
+    def boom() -> None:
+        raise Boom
+
+    gc.disable()
+    try:
+        with pytest.raises(Boom) as held:
+            with breakable_graph(CUDAGraphSequence(), barrier_fn=barrier, **looks):
+                body_with_places(torch.ones(3), place, boom)
+        release.drain()
+        assert [line for line in device.leaks() if "graph" in line or "exec" in line] == []
+        del held
+    finally:
+        gc.enable()
+
+
 def test_a_failing_break_ends_the_replay_and_the_next_starts_afresh(device):
     x, out, do_fail = torch.ones(3), torch.zeros(3), []
 

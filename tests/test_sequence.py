@@ -262,6 +262,24 @@ def test_a_reset_gives_graphs_and_executables_back_at_once(device):
     assert [line for line in device.leaks() if "graph" in line or "exec" in line] == []
 
 
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_reset_gives_graphs_back_that_nobody_looked_into_whoever_keeps_the_segments(
+    device, looked
+):
+    """One that somebody has looked into may be being read in another thread."""
+    x = torch.ones(2)
+    seq, _ = capture(lambda: x * 2)
+    kept = seq.segments
+    if looked:
+        assert len(kept[0].graph) == 1
+    seq.reset()
+    assert any("graph" in line for line in device.leaks()) is looked
+    with pytest.raises(RuntimeError, match="closed"):
+        kept[0].graph.nodes  # noqa: B018
+    del kept
+    assert [line for line in device.leaks() if "exec" in line] == []
+
+
 def test_sequences_share_a_pool_and_its_stream(device):
     x = torch.ones(2)
     first, y = capture(lambda: x + 1)

@@ -375,9 +375,10 @@ class Block(blocks.Unfinished):
     def _roll_back(self) -> None:
         """Take out of the sequence what this block has put into it, unless it is to stay."""
         if self.sequence._captured_by is self and not self.sequence._finish_commit():
-            for segment in self._segments:
-                if isinstance(segment, GraphSegment):
-                    segment.close()
+            with release.relaxed_thread():
+                for segment in self._segments:
+                    if isinstance(segment, GraphSegment):
+                        segment.discard()
             self.sequence._memory.back_to(self._memory_mark)
             self.sequence._roll_back()
 
@@ -476,10 +477,11 @@ class Block(blocks.Unfinished):
 
     def _refuse(self, captured: Captured, error: Exception) -> None:
         """A segment that ended cannot be used: give it back, poison the block, raise."""
-        if captured.runner is not None:
-            captured.runner.close()
-        if captured.graph is not None:
-            captured.graph.close()
+        with release.relaxed_thread():
+            if captured.runner is not None:
+                captured.runner.close()
+            if captured.graph is not None:
+                captured.graph.close()
         self._poison = error
         raise error
 

@@ -172,12 +172,27 @@ class GraphSegment:
             GraphExec(self._template, SegmentTarget(self, seat), shadow, [])._reapply()
 
     def close(self) -> None:
-        """Give back what launches the segment. Its graph goes with the last reference to it."""
-        self._closed = True
+        """Give back what launches the segment, and its graph.
+
+        Where somebody has looked into that, another thread may be reading it now: it goes with the last
+        reference to it.
+        """
+        self._closed = True  # before it is asked who has looked: who looks from here on is refused
         if self._seat is not None:
             self._seat.executable.close()
         if self._runner is not None:
             self._runner.close()
+        if self._seen is None:
+            self._handle.close()
+
+    def discard(self) -> None:
+        """The same for a segment that nobody can have seen: its block has failed.
+
+        Not with the last reference, which an exception may keep that is in a cycle or with the user: NCCL
+        ends no communicator while a graph lives that has captured its work.
+        """
+        self.close()
+        self._handle.close()
 
     def __repr__(self) -> str:
         what = "empty" if self.is_empty else "drawing" if self._runner else "captured"
