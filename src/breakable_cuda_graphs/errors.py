@@ -221,10 +221,18 @@ def two_captures_draw() -> CaptureError:
     )
 
 
+def generator_not_found(version: str) -> CaptureError:
+    return CaptureError(
+        "this segment may draw random numbers, and a kernel of torch "
+        f"{version} does not show where the generator has its seed and its offset on the device. Draw in "
+        "a break, and report this, please."
+    )
+
+
 def draw_during_capture() -> ReplayError:
     return ReplayError(
         "a segment that draws random numbers cannot be replayed while another thread captures on the "
-        "device: on torch 2.11 and older both would refill the generator's tensors. Replay when the "
+        "device: on torch 2.11 and older both would write into the generator's tensors. Replay when the "
         "capture has ended."
     )
 
@@ -870,8 +878,8 @@ def graph_is_inside() -> RuntimeError:
 
 def cannot_instantiate_draws() -> RuntimeError:
     return RuntimeError(
-        "this segment draws random numbers, which torch has to prepare at each launch: only its "
-        "sequence can replay it"
+        "this segment draws random numbers, and what they begin with is written before each launch: only "
+        "its sequence can replay it"
     )
 
 
@@ -888,8 +896,8 @@ def segment_has_no_executable(is_empty: bool) -> RuntimeError:
 
 def segment_cannot_be_launched() -> ReplayError:
     return ReplayError(
-        "this segment cannot be launched alone: it is launched together with others, or by torch. "
-        "Replay the sequence."
+        "this segment cannot be launched alone: it is launched together with others, or draws "
+        "random numbers. Replay the sequence."
     )
 
 

@@ -62,11 +62,10 @@ class Plan:
         for group in _groups(self.parts):
             if isinstance(group, EagerSegment):
                 yield (group,), (None, self._call_of(group))
-            elif group[0]._runner is not None:
-                yield tuple(group), (None, group[0]._runner.replay)
-            else:
-                assert group[0]._executable is not None
-                yield tuple(group), (group[0]._executable.value, None)
+                continue
+            executable = group[0]._executable
+            assert executable is not None
+            yield tuple(group), _launch(group[0], executable)
 
     def with_steps(self, steps: list[Step]) -> Plan:
         """The same replay with other steps: what it does, with something done in between."""
@@ -84,18 +83,15 @@ class Plan:
         self.parts += run
         first = run[0]
         if len(run) > 1:
-            self._add_launch(self._joined(driver, run))
-        elif first._runner is not None:
-            self.draws = True
-            self._add_call(first._runner.replay)
+            self.steps.append((self._joined(driver, run).value, None))
         else:
-            self._add_launch(self._alone(first))
+            self.draws = self.draws or first._runner is not None
+            self.steps.append(_launch(first, self._alone(first)))
 
     def _alone(self, segment: GraphSegment) -> ExecHandle:
         """The executable of a segment that is launched by itself."""
         if segment._seat is not None:
             return segment._seat.executable
-        assert isinstance(segment._handle, GraphHandle)
         made = ExecHandle.instantiate(segment._handle, is_lost=self._is_lost)
         self._seat(segment, Seat(made))
         return made
@@ -128,9 +124,6 @@ class Plan:
         for segment, seat in self.seats:
             segment._seat = seat
 
-    def _add_launch(self, executable: ExecHandle) -> None:
-        self.steps.append((executable.value, None))
-
     def _add_call(self, call: Callable[[], object]) -> None:
         """A call goes into the turn of the launch before it, if that has none yet."""
         executable = None
@@ -151,6 +144,14 @@ class Plan:
         if any(renewals) or any(by_name.values()):
             return _WithNewContainers(body, segment, renewals, by_name)
         return functools.partial(body, *segment.args, **segment.kwargs)
+
+
+def _launch(segment: GraphSegment, executable: ExecHandle) -> Step:
+    """The step that launches a segment which is not joined with others."""
+    runner = segment._runner
+    if runner is None:
+        return executable.value, None
+    return None, functools.partial(runner.launch, executable.value)
 
 
 _Renewal = Callable[[], Any] | None
@@ -205,7 +206,7 @@ def _groups(
 
 
 def _joinable(segment: GraphSegment) -> bool:
-    """Not one that torch launches, that cannot be cloned, or that has an executable already."""
+    """Not one that draws, that cannot be cloned, or that has an executable of its own already."""
     return (
         segment._runner is None
         and segment._kinds.isdisjoint(reading.NO_CHILDREN)

@@ -1,8 +1,8 @@
 """The two kinds of pieces that a sequence is made of: captured ones and eager ones.
 
 The hard problem: what runs a captured segment is not always its own executable: neighbours are
-joined into one graph, and a segment with random numbers is launched by torch. A segment therefore
-knows its graph (what was captured) and, apart from it, what launches it.
+joined into one graph. A segment therefore knows its graph (what was captured) and, apart from it, what
+launches it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import errors
 from ._driver import contexts, reading
-from ._driver.handles import ExecHandle, GraphHandle, GraphView
+from ._driver.handles import ExecHandle, GraphHandle
 from .copies import edited_clone
 from .debugging import Place, line_of
 from .executables import GraphExec
@@ -56,7 +56,7 @@ class GraphSegment:
     _editor: GraphExec | None = None
 
     def __init__(
-        self, index: int, graph: GraphHandle | GraphView, node_kinds: frozenset[int],
+        self, index: int, graph: GraphHandle, node_kinds: frozenset[int],
         runner: Runner | None,
     ) -> None:  # fmt: skip
         self.index = index
@@ -148,7 +148,7 @@ class GraphSegment:
         """Whether nothing was captured; such a segment is not launched."""
         return not self._kinds
 
-    def _edited(self) -> GraphHandle | GraphView:
+    def _edited(self) -> GraphHandle:
         """The graph as it will run, for a copy in another capture."""
         shadow = None if self._seen is None else self._seen.shown
         if shadow is None or shadow.is_empty:
@@ -157,7 +157,7 @@ class GraphSegment:
 
     @property
     def _executable(self) -> ExecHandle | None:
-        """What launches the segment, unless that is torch or nothing yet."""
+        """What launches the segment; None: nothing yet."""
         return None if self._seat is None else self._seat.executable
 
     @property

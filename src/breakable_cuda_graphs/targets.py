@@ -1,8 +1,8 @@
 """Which executable an edit goes to, and by which node it knows each node.
 
-The hard problem: what runs a segment of a sequence may be another executable than its own: one that was
-joined from several, or torch's, and which it is can change with the next capture. So nobody keeps an
-executable: an edit asks a target, at each call anew.
+The hard problem: what runs a segment of a sequence may be another executable than its own, one that was
+joined from several, and which it is can change with the next capture. So nobody keeps an executable: an
+edit asks a target, at each call anew.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import errors
-from ._driver import bindings, editing, process, release
-from ._driver.handles import ExecHandle, GraphView
+from ._driver import editing, process, release
+from ._driver.handles import ExecHandle
 from ._driver.ordering import CompletionMark
 from .copies import twins
 
@@ -128,8 +128,6 @@ class SegmentTarget:
 
     def executable(self) -> Any:
         segment = self._alive()
-        if segment._runner is not None:
-            return bindings.types.CUgraphExec(int(segment._runner.raw_exec))
         seat = self._seat(segment)
         if seat is None:
             raise errors.segment_has_no_executable(segment.is_empty)
@@ -140,7 +138,7 @@ class SegmentTarget:
 
     def twins(self) -> dict[int, Any] | None:
         segment = self._alive()
-        runs = segment._runner or self._seat(segment)
+        runs = self._seat(segment)
         if self._known[0] is not runs:
             place, driver = self._place(segment), segment._handle.driver
             found = None
@@ -152,15 +150,8 @@ class SegmentTarget:
 
     def _place(self, segment: GraphSegment) -> Any:
         """The child node that stands for the segment in what is launched; None: it is that itself."""
-        if segment._runner is None:
-            seat = self._seat(segment)
-            return None if seat is None else seat.node
-        if isinstance(segment._handle, GraphView):  # torch's graph is the captured one
-            return None
-        driver = segment._handle.driver
-        graph = bindings.types.CUgraph(int(segment._runner.raw_graph))
-        (node,) = driver.graph_nodes(graph)
-        return node
+        seat = self._seat(segment)
+        return None if seat is None else seat.node
 
     def update_from(self, graph: Any) -> editing.Refusal | None:
         segment = self._alive()

@@ -134,7 +134,7 @@ class Template:
             self.resolver: Callable[[int], str | None] = _nothing_known
             self.lease: object = None  # what the memory of captured work is kept by
             self.inventory: Inventory | None = None  # of a segment's graph, once it was asked for
-            self.draws = False  # whether torch has to prepare each launch with random numbers
+            self.draws = False  # whether each launch has to be prepared, for random numbers
             self._is_alive = is_alive
             self._serials: dict[int, int] = {}
             self._count = itertools.count()

@@ -79,3 +79,25 @@ def test_the_number_and_the_types_of_operations_stay(driver, graph, instantiate,
         assert code(driver.cuGraphExecBatchMemOpNodeSetParams(executable, node, other)) != 0
     run(driver, executable, stream)
     assert words(driver, buffer) == [7]
+
+
+def test_a_word_of_64_bits_is_written_where_the_stream_has_come_to(driver, stream, buffer):
+    ok(driver.cuMemsetD32Async(buffer, 1, 4, stream))
+    ok(driver.cuStreamWriteValue64(stream, buffer + 8, (7 << 32) + 9, 0))
+    ok(driver.cuStreamSynchronize(stream))
+    assert words(driver, buffer, 4) == [1, 1, 9, 7]
+    assert code(driver.cuStreamWriteValue64(stream, buffer + 4, 1, 0)) == 1
+
+
+def test_a_captured_write_of_a_word_is_a_node(driver, captured, instantiate, stream, buffer):
+    graph = captured(lambda: ok(driver.cuStreamWriteValue64(stream, buffer, (3 << 32) + 5, 0)))
+    assert kinds(driver, graph) == [BATCH_MEM_OP]
+    assert words(driver, buffer, 2) == [0, 0]
+    run(driver, instantiate(graph), stream)
+    assert words(driver, buffer, 2) == [5, 3]
+
+
+def test_a_device_says_whether_it_writes_words_of_64_bits(driver, stream, buffer):
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+    can = ok(driver.cuDeviceGetAttribute(attribute, ok(driver.cuCtxGetDevice())))
+    assert bool(can) is (code(driver.cuStreamWriteValue64(stream, buffer, 1, 0)) == 0)

@@ -145,30 +145,6 @@ def test_a_segment_is_opened_by_torch_ended_by_us_and_its_books_closed(bench, mo
     graph.close()
 
 
-def test_what_draws_goes_into_the_dummy_as_a_child(bench):
-    books = bench.books()
-    books.open()
-    bench.work()
-    graph = books.end().graph
-    books.close(graph.value)
-    bench.check_all_closed()
-    (node,) = bench.driver.graph_nodes(types.CUgraph(books.shell.raw_cuda_graph()))
-    child = bench.driver.cuGraphChildGraphNodeGetGraph(node)
-    assert len(bench.driver.graph_nodes(child)) == 1
-    graph.close()
-
-
-def test_torchs_own_end_keeps_the_graph(bench):
-    books = bench.books()
-    books.open()
-    bench.work()
-    raw = books.end_by_torch()
-    bench.check_all_closed()
-    assert len(bench.driver.graph_nodes(types.CUgraph(int(raw)))) == 1
-    books.close()
-    bench.check_all_closed()
-
-
 def test_generators_are_registered_before_the_begin(bench):
     generators = (object(), object())
     books = bench.books(generators=generators)

@@ -1,22 +1,27 @@
-"""Random numbers, as far as they go without a device: what kernels read, and the traffic of captures."""
+"""Random numbers, as far as they go without torch's kernels: what those read, and the traffic of captures."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs import ReplayError  # noqa: E402
+from breakable_cuda_graphs import CaptureError, CUDAError, ReplayError  # noqa: E402
 from breakable_cuda_graphs._driver import bindings, capturing, ordering, release  # noqa: E402
+from breakable_cuda_graphs._driver.handles import ExecHandle  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import draws as module  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch.draws import (  # noqa: E402
     Traffic,
     generator_states,
 )
+from breakable_cuda_graphs.simulator import SimulatedKernel  # noqa: E402
 from helping import in_thread  # noqa: E402
 
 SEED, OFFSET = 0x7F00_0000_0200, 0x7F00_0000_0400
@@ -71,30 +76,6 @@ def test_pointers_to_other_blocks_are_no_state():
 
 def test_a_likeness_does_not_hide_the_state_behind_it():
     assert generator_states([[*LIKENESS, *STATE]], {SEED, OFFSET}) == [(SEED, OFFSET, 8)]
-
-
-@pytest.mark.parametrize(
-    ("shared", "registered", "looks"), [(True, (), 1), (True, ("given",), 3), (False, (), 3)]
-)
-def test_the_allocator_is_asked_when_there_is_a_likeness(monkeypatch, shared, registered, looks):
-    asked = []
-    monkeypatch.setattr(module, "SHARED_TENSORS", shared)
-    monkeypatch.setattr(module.torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(
-        module, "words_in_use", lambda device: asked.append(device) or {SEED, OFFSET}
-    )
-    draws = object.__new__(module.Draws)
-    draws.is_guest = draws.had_guest = False
-    draws._words, draws.registered = None, registered
-    assert draws.states_in([[1, 2, 3]]) == []
-    assert asked == []
-    for _ in range(3):
-        assert draws.states_in([LIKENESS]) == []
-    assert draws.states_in([]) == []
-    assert asked == [0] * looks
-    draws.had_guest = True  # the copy's tensors may be gone
-    assert draws.states_in([LIKENESS]) == [tuple(LIKENESS[:3])]
-    assert asked == [0] * looks
 
 
 # ---------------------------------------------------------------- the end of a block
@@ -172,6 +153,251 @@ def test_captured_draws_are_taken_back_and_those_of_breaks_stay():
     assert generator.state == (7, 140)
     counter.finish(failed=True)  # an interrupt came behind
     assert generator.state == (7, 140)
+
+
+# ---------------------------------------------------------------- where the tensors are, and their words
+
+
+_U64 = ctypes.c_uint64
+_DRAW = (_U64, _U64, _U64, _U64, _U64)  # a count, and a generator's state
+
+
+class DeviceGenerator(SeededGenerator):
+    """A generator with a seed and an offset on the simulated device."""
+
+    def __init__(self, seed: int, offset: int, words: tuple[int, int]) -> None:
+        super().__init__(seed, offset)
+        self.words = words
+        self.device = torch.device("cuda", 0)
+
+
+class Stage:
+    """Draws of a block on the simulated driver; `seen` are the seed and offset that kernels read."""
+
+    def __init__(self, monkeypatch: Any, count: int = 1) -> None:
+        self.driver = driver = bindings.current()
+        driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))
+        self.stream = driver.cuStreamCreate(1)
+        self.memory = int(driver.cuMemAlloc(8192))
+        base = -(-self.memory // 512) * 512
+        self.generators = [
+            DeviceGenerator(7 + n, 40, (base + 1024 * n, base + 1024 * n + 512))
+            for n in range(count)
+        ]
+        self.seen: list[tuple[int, int]] = []
+        self.kernel = SimulatedKernel(self._read, _DRAW, name="distribution")
+        self.shows = True
+        monkeypatch.setattr(module.torch.cuda, "default_generators", self.generators[:1])
+        monkeypatch.setattr(module, "_refuse_other_device", lambda *_: None)
+        monkeypatch.setattr(module, "_scratch", lambda device: self)
+        handle = int(self.stream)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: handle, raising=False)
+        self.draws = module.Draws(driver, 0, self.stream, tuple(self.generators[1:]))
+
+    def _read(self, count: int, seed: int, offset: int, inside: int, flag: int) -> None:
+        words = [_U64.from_address(address).value for address in (seed, offset)]
+        self.seen.append((words[0], (words[1] + inside) % (1 << 64)))
+
+    def uniform_(self, generator: Any) -> None:
+        """What torch's operator of that name does in a capture."""
+        seed, offset = generator.words if self.shows else (1, 2)
+        self.launch(1, seed, offset, generator.state[1], 1)
+        generator.set_offset(generator.get_offset() + 4)
+
+    def launch(self, *words: int) -> None:
+        values = (words, _DRAW)
+        self.driver.cuLaunchKernel(self.kernel.handle, 1, 1, 1, 1, 1, 1, 0, self.stream, values, 0)
+
+    @contextlib.contextmanager
+    def segment(self) -> Iterator[None]:
+        """Capture one segment; afterwards `graph` and `runner` are there."""
+        self.draws.open(lambda: capturing.begin(self.driver, self.stream, "relaxed"))
+        yield
+        info = self.driver.capture_info(self.stream)
+        words = [self.words(node) for node in self.driver.graph_nodes(info.graph)]
+        with self.draws.lock:
+            draw, problem = self.draws.ending(self.draws.states_in(words))
+            assert problem is None
+            self.graph = capturing.end(self.driver, self.stream).graph
+            self.draws.closed()
+        self.draws.take_probes_out()
+        self.runner = self.draws.runner(None) if draw else None
+
+    def words(self, node: Any) -> list[int]:
+        found = module.reading.KernelReader(self.driver).words_of(node)
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        self.driver.cuMemFree(self.memory)
+        self.driver.cuStreamDestroy(self.stream)
+        traffic = self.driver.cache.pop((Traffic, 0))
+        traffic._mark.close()
+        release.drain()
+
+
+@pytest.fixture
+def stage(bare_device: Any, monkeypatch: Any) -> Iterator[Callable[..., Stage]]:
+    made: list[Stage] = []
+
+    def make(count: int = 1) -> Stage:
+        made.append(Stage(monkeypatch, count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_replay_writes_what_the_kernels_read_and_moves_the_generator_on(
+    stage, monkeypatch, shared
+):
+    monkeypatch.setattr(module, "SHARED_TENSORS", shared)
+    on = stage()
+    generator = on.generators[0]
+    with on.segment():
+        on.uniform_(generator)
+        on.uniform_(generator)
+    on.draws.finish(failed=False)
+    assert generator.state == (7, 40)
+    assert len(on.driver.graph_nodes(on.graph.value)) == 2, "what looked in is part of the graph"
+    executable = ExecHandle.instantiate(on.graph)
+    on.runner.launch(executable.value)
+    assert (on.seen, generator.state) == ([(7, 40), (7, 44)], (7, 48))
+    generator.state = ((1 << 64) - 1, 8)  # seeded anew: the base is before the capture's
+    on.runner.launch(executable.value)
+    assert on.seen[2:] == [((1 << 64) - 1, 8), ((1 << 64) - 1, 12)]
+    assert generator.get_offset() == 16
+    executable.close()
+    on.graph.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "used"),
+    [
+        (0, 8),
+        (16, 8),
+        (16, 0),  # a checkpoint drew and put the offset back
+        (16, -12),  # one of an earlier segment was restored
+        (0, 0),
+    ],
+)
+@pytest.mark.parametrize("now", [16, 400])
+def test_a_replay_draws_from_where_the_generator_is(stage, start, used, now):
+    on = stage()
+    generator = on.generators[0]
+    generator.set_offset(now)
+    counter = SimpleNamespace(view=generator, start=start, used=used)
+    draws = [module._Draw(counter, generator.words)]
+    launched: list[Any] = []
+    runner = module.DrawingRunner(on.driver, on.draws._traffic, None, draws)
+    runner._raw_launch = lambda *call: launched.append(call) or (0,)
+    runner.launch("executable")
+    seed, offset = (_U64.from_address(word).value for word in generator.words)
+    assert (seed, (offset + start) % (1 << 64)) == (7, now)  # kernels count from the start on
+    assert generator.get_offset() == now + used
+    assert [(what, int(where)) for what, where in launched] == [("executable", int(on.stream))]
+
+
+def test_a_launch_that_fails_leaves_the_generator(stage):
+    on = stage()
+    with on.segment():
+        on.uniform_(on.generators[0])
+    on.draws.finish(failed=False)
+    with pytest.raises(CUDAError, match="cuGraphLaunch"):
+        on.runner.launch(bindings.types.CUgraphExec(64))
+    assert on.generators[0].state == (7, 40)
+    on.graph.close()
+
+
+def test_each_generator_has_its_own_words_and_one_that_is_not_read_stays(stage):
+    on = stage(3)
+    with on.segment():
+        on.uniform_(on.generators[2])
+        on.uniform_(on.generators[0])
+    on.draws.finish(failed=False)
+    executable = ExecHandle.instantiate(on.graph)
+    on.generators[1].state = (99, 1000)
+    untouched = [_U64.from_address(word) for word in on.generators[1].words]
+    for word in untouched:
+        word.value = 5
+    on.runner.launch(executable.value)
+    assert on.seen == [(9, 40), (7, 40)]
+    assert [each.state for each in on.generators] == [(7, 44), (99, 1000), (9, 44)]
+    assert [word.value for word in untouched] == [5, 5]
+    executable.close()
+    on.graph.close()
+
+
+def test_what_only_looks_like_a_generators_state_is_never_written_to(stage):
+    on = stage()
+    seed, offset = (word + 4096 for word in on.generators[0].words)
+    with on.segment():
+        on.launch(5, seed, offset, 1024, 1)
+    assert on.runner is None
+    assert len(on.driver.graph_nodes(on.graph.value)) == 1
+    assert on.generators[0].state == (7, 40)
+    on.graph.close()
+
+
+@pytest.mark.parametrize(("shared", "count", "looks"), [(True, 1, 1), (True, 2, 6), (False, 1, 3)])
+def test_the_tensors_are_looked_for_when_there_is_a_likeness_and_they_may_have_moved(
+    stage, monkeypatch, shared, count, looks
+):
+    monkeypatch.setattr(module, "SHARED_TENSORS", shared)
+    on = stage(count)
+    looked = []
+    probe = on.draws._probe
+    monkeypatch.setattr(on.draws, "_probe", lambda g: looked.append(g) or probe(g))
+    with on.segment():
+        on.launch(1, 2, 3, 4, 5)
+    assert looked == []
+    on.graph.close()
+    for _ in range(3):
+        with on.segment():
+            on.uniform_(on.generators[0])
+        on.graph.close()
+    assert len(looked) == looks
+    on.draws.had_guest = True  # the copy's tensors may be gone
+    assert on.draws.states_in([LIKENESS]) == [tuple(LIKENESS[:3])]
+    assert len(looked) == looks
+
+
+def test_kernels_that_do_not_show_the_generators_state_are_refused(stage):
+    on = stage()
+    on.shows = False
+    on.draws.open(lambda: capturing.begin(on.driver, on.stream, "relaxed"))
+    with pytest.raises(CaptureError, match="does not show where the generator"):
+        on.draws.states_in([STATE])
+    assert on.generators[0].get_offset() == 40
+    capturing.discard(on.driver, on.stream)
+    with on.draws.lock:
+        on.draws.ended()
+
+
+def test_modes_of_the_users_do_not_see_the_draw_that_looks(monkeypatch):
+    seen: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Functions(), Watch(), torch.inference_mode():
+        with module._unseen():
+            made = torch.empty(1)
+            made.uniform_()
+        assert seen == []
+        made.uniform_()
+        assert torch.is_inference_mode_enabled()
+    assert len(seen) == 2
+    assert not made.is_inference()
 
 
 # ---------------------------------------------------------------- captures at the same time
@@ -452,69 +678,6 @@ def test_a_guest_is_not_drawn_into_the_capture_of_its_host(road):
     assert capturing.status(driver, one) is capturing.Status.ACTIVE
     driver.cuGraphDestroy(driver.cuStreamEndCapture(one))
     close(traffic, host, one)
-
-
-class Offset:
-    """A generator, as far as its offset goes."""
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-
-    def get_offset(self) -> int:
-        return self.offset
-
-    def set_offset(self, offset: int) -> None:
-        assert 0 <= offset < 1 << 64
-        self.offset = offset
-
-
-class Shell:
-    """Torch's graph at replay: kernels see the offset, which then moves on by all that was counted."""
-
-    def __init__(self, generator: Offset, counted: int, *, fails: bool = False) -> None:
-        self.generator, self.counted, self.fails = generator, counted, fails
-        self.seen = -1
-
-    def instantiate(self) -> None: ...
-
-    def replay(self) -> None:
-        if self.fails:
-            raise RuntimeError("refused")
-        self.seen = self.generator.offset
-        self.generator.offset = (self.generator.offset + self.counted) % (1 << 64)
-
-
-@pytest.mark.parametrize(
-    ("start", "used", "counted"),
-    [
-        (0, 8, 8),
-        (16, 8, 24),
-        (16, 0, 16),  # a checkpoint drew and put the offset back
-        (16, -12, 4),  # one of an earlier segment was restored
-        (0, 0, 4),  # reads without a count: torch was told four, to make it refill
-        (16, -16, 4),
-    ],
-)
-@pytest.mark.parametrize("now", [0, 400])
-def test_a_replay_draws_from_where_the_generator_is_and_moves_it_on(
-    road, start, used, counted, now
-):
-    traffic, _ = road
-    generator = Offset(now)
-    shell = Shell(generator, counted)
-    runner = module.DrawingRunner(traffic, shell, [(generator, start, used)])
-    runner.replay()
-    assert (shell.seen + start) % (1 << 64) == now  # kernels add what they counted from
-    assert generator.offset == (now + used) % (1 << 64)
-
-
-def test_a_replay_that_fails_leaves_the_generator_where_it_was(road):
-    traffic, _ = road
-    generator = Offset(40)
-    runner = module.DrawingRunner(traffic, Shell(generator, 24, fails=True), [(generator, 16, 8)])
-    with pytest.raises(RuntimeError, match="refused"):
-        runner.replay()
-    assert generator.offset == 40
 
 
 def test_a_device_has_one_traffic(bare_device):

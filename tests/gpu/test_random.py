@@ -500,7 +500,7 @@ def test_a_long_sequence_of_random_segments_stays_exact() -> None:
 
 
 def test_segments_of_a_decoder_layer_are_not_taken_for_ones_that_draw() -> None:
-    """They are launched by the driver; torch's launch would cost ten times as much."""
+    """Those take more calls at each replay."""
     weight = torch.rand(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32
     scale = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
     x = torch.rand(1, 1, 1024, device="cuda", dtype=torch.bfloat16)
@@ -524,5 +524,5 @@ def test_segments_of_a_decoder_layer_are_not_taken_for_ones_that_draw() -> None:
                 h = layer(h)
                 touch(h)
             h = torch.nn.functional.dropout(h, 0.5)
-    runs_by_torch = [s._runner is not None for s in seq.segments[::2]]
-    assert runs_by_torch == [False, False, False, True]
+    draw = [s._runner is not None for s in seq.segments[::2]]
+    assert draw == [False, False, False, True]

@@ -1,7 +1,7 @@
 """One sequence on one page: captured or not and when, what a replay does, and what falls back and why.
 
 The hard problem: which path a replay takes was decided in many places: by the plan (what is joined),
-by the frameworks (what torch launches), by the memory (what is watched, owned, unknown) and by the
+by the frameworks (what draws), by the memory (what is watched, owned, unknown) and by the
 kinds of nodes (what cannot be a child). Each reason is read from where it was decided, so that the
 page cannot say something else than what runs.
 """
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._driver import reading
-from .._driver.handles import GraphView
 from ..liveness import nbytes_of
 from ..plan import Plan
 from ..segments import EagerSegment, GraphSegment
@@ -121,11 +120,11 @@ def _unit(sequence: CUDAGraphSequence, unit: Unit) -> str:
     if isinstance(segment, EagerSegment):
         return f"break {unit.label}{_result(segment)}{at}"
     fused = f", {len(unit.segments)} segments in one launch" if len(unit.segments) > 1 else ""
-    torch = ", launched by torch" if segment._runner is not None else ""
+    draws = ", draws random numbers" if segment._runner is not None else ""
     edited = (
         ", edited" if any(_is_edited(sequence.segments[each]) for each in unit.segments) else ""
     )
-    return f"{unit.label}: {_count(unit.nodes, 'node')}{fused}{torch}{edited}{at}"
+    return f"{unit.label}: {_count(unit.nodes, 'node')}{fused}{draws}{edited}{at}"
 
 
 def _result(segment: EagerSegment) -> str:
@@ -165,10 +164,9 @@ def _fallbacks(sequence: CUDAGraphSequence, plan: Plan, units: list[Unit]) -> It
     for unit in units:
         segment = sequence.segments[unit.segments[0]]
         if isinstance(segment, GraphSegment) and segment._runner is not None:
-            own = ", as a graph of torch's own" if isinstance(segment._handle, GraphView) else ""
             yield (
-                f"{unit.name} is launched by torch{own}: it draws random numbers, and torch fills in "
-                "the generator's state before each launch"
+                f"{unit.name} draws random numbers: seed and offset are written for it before each launch, "
+                "and the generator moves on"
             )
         if isinstance(segment, EagerSegment) and segment._modes != plan.modes:
             yield f"{unit.name} switches modes at each replay: it was captured under others than most"
@@ -192,7 +190,7 @@ def _why(sequence: CUDAGraphSequence, before: Unit, after: Unit) -> str:
     for number in (before.segments[-1], after.segments[0]):
         segment = sequence.segments[number]
         if segment._runner is not None:  # type: ignore[union-attr]
-            return f"segment {number} is launched by torch"
+            return f"segment {number} draws random numbers"
         kinds = segment._kinds & reading.NO_CHILDREN  # type: ignore[union-attr]
         if kinds:
             return f"segment {number} {_KINDS[min(kinds)]}, and the driver cannot copy such a graph"

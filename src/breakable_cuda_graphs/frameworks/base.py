@@ -15,27 +15,19 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from .._driver.bindings import Driver
-from .._driver.handles import GraphHandle, GraphView
+from .._driver.handles import GraphHandle
 from .._driver.ordering import CompletionMark
 from .._driver.reading import Survey
 
 
 class Runner(Protocol):
-    """Replays a segment whose launch a framework has to prepare (torch's random numbers)."""
+    """Launches a segment where a framework has to prepare each launch (torch's random numbers)."""
 
-    def replay(self) -> None:
-        """Prepare and launch on the framework's current stream."""
+    def launch(self, executable: Any) -> None:
+        """Prepare, and launch the segment's executable on the framework's current stream."""
 
     def close(self) -> None:
         """Give back what the segment holds."""
-
-    @property
-    def raw_exec(self) -> Any:
-        """The executable that a replay launches; a view, the framework owns it."""
-
-    @property
-    def raw_graph(self) -> Any:
-        """The graph that it was made from; the captured one is its only node, a child."""
 
 
 @dataclass(slots=True)
@@ -43,7 +35,7 @@ class Captured:
     """How a segment ended. `code` is the driver's; `problem` an error of the framework's own."""
 
     code: int
-    graph: GraphHandle | GraphView | None
+    graph: GraphHandle | None
     runner: Runner | None = None
     problem: Exception | None = None
     keep: object = None  # what the graph needs for as long as it may run

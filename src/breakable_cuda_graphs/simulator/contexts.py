@@ -40,6 +40,7 @@ _ATTRIBUTES = {  # CUdevice_attribute -> value; what is not here answers 0
     75: 9,  # compute capability, major
     76: 0,  # compute capability, minor
     115: 1,  # memory pools
+    122: 1,  # writes of 64 bits in a stream
 }
 
 

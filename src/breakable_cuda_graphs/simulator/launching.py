@@ -1,4 +1,4 @@
-"""The calls that give work to a stream: kernels, copies, fills, host functions.
+"""The calls that give work to a stream: kernels, copies, fills, writes of words, host functions.
 
 The hard problem: the synchronous forms look like the asynchronous ones and are not. They work on
 the legacy stream and wait for it, so while a blocking stream captures they are an implicit dependency
@@ -17,9 +17,12 @@ from .nodes import (
     HOST_MEMORY,
     PRIORITY,
     UNIFIED_MEMORY,
+    WRITE_64,
+    BatchMemOp,
     Host,
     Kernel,
     Memcpy,
+    MemoryOperation,
     Memset,
     Place,
 )
@@ -29,7 +32,7 @@ from .world import INVALID_VALUE, Calls, Handle, Refusal, address_of, as_int, ca
 
 
 class LaunchCalls(Calls):
-    """cuLaunchKernel*, cuLaunchHostFunc, cuMemcpy*, cuMemset*."""
+    """cuLaunchKernel*, cuLaunchHostFunc, cuMemcpy*, cuMemset*, and one stream memory operation."""
 
     streams: Streams
     structs: Structs
@@ -200,6 +203,14 @@ class LaunchCalls(Calls):
     @call()
     def cuMemsetD32Async(self, dstDevice: Handle, ui: int, N: int, hStream: Handle) -> None:
         self._fill(self.streams.usable(hStream), dstDevice, ui, 4, N)
+
+    @call()
+    def cuStreamWriteValue64(self, stream: Handle, addr: Handle, value: int, flags: int) -> None:
+        target, address = self.streams.usable(stream), as_int(addr)
+        if address % 8:
+            raise Refusal(INVALID_VALUE)
+        word = MemoryOperation(WRITE_64, address, int(value), int(flags))
+        self.streams.submit(target, BatchMemOp((word,), target.context.address))
 
     @call()
     def cuMemsetD2D8Async(

@@ -71,14 +71,8 @@ class Books:
             self._stage = _ENDED
         return ended
 
-    def end_by_torch(self) -> Any:
-        """Let torch end it and keep the graph: for graphs that cannot be children of another."""
-        self._capture_end()
-        self._closed()
-        return self.shell.raw_cuda_graph()
-
-    def close(self, inside: Any = None) -> None:
-        """Close torch's books from whatever stage was reached; `inside` becomes a child node.
+    def close(self) -> None:
+        """Close torch's books from whatever stage was reached.
 
         No torch call may come between `end` and this.
         """
@@ -87,26 +81,22 @@ class Books:
                 return
             capturing.discard(self.driver, self.stream)  # or raises: then it can be tried again
         try:
-            self._end_dummy(inside)
+            self._end_dummy()
         except BaseException as error:  # a shell that never began answers with anything
             if self._stage == _OPENING and isinstance(error, Exception):
                 self._free_generators()
                 return
             with contextlib.suppress(Exception):
-                self._end_dummy(None)  # torch's books have to be closed all the same
+                self._end_dummy()  # torch's books have to be closed all the same
             raise
         finally:
             self._closed()
 
-    def _end_dummy(self, inside: Any) -> None:
+    def _end_dummy(self) -> None:
         driver, stream = self.driver, self.stream
         capturing.begin(driver, stream, "relaxed")
         try:
-            if inside is None:  # one call makes a node; asking for the graph first takes two
-                driver.cuEventRecordWithFlags(self._event, stream, _EXTERNAL)
-            else:
-                graph = driver.capture_info(stream).graph
-                driver.cuGraphAddChildGraphNode(graph, None, 0, inside)
+            driver.cuEventRecordWithFlags(self._event, stream, _EXTERNAL)  # one call makes a node
             self._capture_end()
             self.is_sound = True
         except BaseException:

@@ -6,8 +6,13 @@ segment is told the generator's true offset when it begins, and the generator it
 the captured draws until the block ends; all segments and breaks then speak of one scale, and a
 replay only has to shift it: base = (offset now) - (offset at capture).
 
-Up to torch 2.11 a generator has one flag and one pair of device tensors for all of its captures:
-two captures at once cannot both draw, and what refills the tensors has to be ordered.
+A captured kernel reads the seed and the offset from two tensors of the generator's. `CUDAGraph.replay()`
+fills them by two kernels, which takes longer than to launch a graph. Here the driver writes them, so that a
+segment that draws is a graph like any other; where they lie, a draw in the capture shows, whose node is taken
+out of the graph again.
+
+Up to torch 2.11 a generator has one flag and one such pair of tensors for all of its captures:
+two captures at once cannot both draw, and what writes into the tensors has to be ordered.
 """
 
 from __future__ import annotations
@@ -21,10 +26,10 @@ from typing import Any
 import torch
 
 from ... import errors
+from ..._driver import reading, wordwriting
 from ..._driver.bindings import Driver, types
 from ..._driver.ordering import CompletionMark
 from ..._driver.threads import Home
-from .snapshots import words_in_use
 
 _WRAP = 1 << 64
 
@@ -47,6 +52,7 @@ class Draws:
         self.registered = tuple(g for g in generators if g is not default)
         self.generators = (default, *self.registered)
         self._driver, self.stream, self.handle = driver, stream, int(stream)
+        self._device = device
         self._traffic = traffic(driver, device)
         self._home = Home()
         #: held around the end of a capture and of torch's books: none may open in between
@@ -54,15 +60,25 @@ class Draws:
         with self._traffic.lock:
             self._counters = [_Counter(g) for g in self.generators]
         self._offsets_of_host: list[int] = []
-        self._words: set[int] | None = None  # what may be a generator's tensor, once looked at
+        self._tensors: list[Tensors] | None = None  # of the generators, once looked at
+        self._probes: list[Any] = []  # nodes of the segment that showed where they are
+        self._read: set[Tensors] = set()  # those that the segment's kernels are handed
         self.is_guest = False  # another capture had these generators when this segment began
         self.had_guest = False  # another capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
+
+    def make_ready(self) -> None:
+        """Before the first segment, with a stream current that is in no capture."""
+        with _unseen():
+            _scratch(self._device)  # in a capture it would be made in a pool
 
     def open(self, begin_capture: Callable[[], None]) -> None:
         """Let a segment's capture be begun on the stream, and count from the true offsets on."""
         for counter in self._counters:
             counter.begin()
+        if self.registered or not SHARED_TENSORS:
+            self._tensors = None  # the default generator's stay while a pool has its anchor
+        self._probes, self._read = [], set()
         self._traffic.open(self, begin_capture)
         if self.is_guest:
             self._offsets_of_host = [_offset_inside(g) for g in self.generators]
@@ -77,23 +93,44 @@ class Draws:
     def states_in(self, kernels: list[list[int]]) -> list[State]:
         """The generators' states that the segment's kernels are handed.
 
-        What has the shape of one is common (a norm gets two pointers, a count and a flag), and a
-        segment that is taken to draw is launched by torch, ten times slower. So the allocator is
-        asked whether the pointers are blocks of one word. Beside another capture that is no proof:
-        the tensors of a copy, which a guest leaves in place, may be gone by now.
+        What has the shape of one is common: a norm gets two pointers, a count and a flag. So it is
+        compared with where the tensors are. Beside another capture that is no proof: the tensors of a
+        copy, which a guest leaves in place, may be gone by now. Called inside the capture.
         """
         found = generator_states(kernels)
         if not found or self.is_guest or self.had_guest:
             return found
-        # The default generator's tensors stay where they are while a pool has its anchor.
-        if self._words is None or self.registered or not SHARED_TENSORS:
-            self._words = words_in_use(torch.cuda.current_device())
-        return generator_states(kernels, self._words)
+        return generator_states(kernels, {word for pair in self._find_tensors() for word in pair})
+
+    def _find_tensors(self) -> list[Tensors]:
+        """Where each generator has its seed and its offset on the device."""
+        if self._tensors is None:
+            self._tensors = [self._probe(generator) for generator in self.generators]
+        return self._tensors
+
+    def _probe(self, generator: Any) -> Tensors:
+        """Draw a number inside the capture, and see what its kernel was handed."""
+        state = generator.get_state()
+        with _unseen():
+            _scratch(self._device).uniform_(generator=generator)
+        generator.set_state(state)
+        nodes = self._driver.capture_info(self.stream).dependencies
+        self._probes += nodes
+        words = [reading.KernelReader(self._driver).words_of(node) for node in nodes]
+        for seed, offset, _ in generator_states(each for each in words if each):
+            return seed, offset
+        raise errors.generator_not_found(torch.__version__)
+
+    def take_probes_out(self) -> None:
+        """The capture has ended well: what looked into it is no part of the graph."""
+        for node in self._probes:
+            self._driver.cuGraphDestroyNode(node)
+        self._probes = []
 
     def ending(self, states: list[State] | None) -> tuple[bool, Exception | None]:
         """Inside the capture, just before its end; `states` are those that its kernels are handed.
 
-        Returns whether the segment gets torch's refill at replay, and what makes that impossible
+        Returns whether replays have to move the generators on, and what makes that impossible
         where it is needed. The offset alone does not tell: a checkpoint draws and puts it back.
         """
         if states is None:  # a capture that is lost cannot be asked for its offsets any more
@@ -101,7 +138,7 @@ class Draws:
         reads = has_drawn = bool(states)
         if not self.is_guest:
             for counter in self._counters:
-                counter.ending(reads)
+                counter.ending()
                 has_drawn = has_drawn or counter.used != 0
         if not reads:
             return has_drawn, None
@@ -112,6 +149,8 @@ class Draws:
                 counter.set_inside(counter.generator.initial_seed(), offset)
         if self.is_guest or self.is_spoilt:
             return False, errors.two_captures_draw()
+        self._find_tensors()
+        self._read = {state[:2] for state in states}
         return True, None
 
     def closed(self) -> None:
@@ -121,9 +160,15 @@ class Draws:
             counter.closed()
 
     def runner(self, shell: Any) -> DrawingRunner:
-        """What replays a segment that draws: the last one."""
-        shifts = [(counter.view, counter.start, counter.used) for counter in self._counters]
-        return DrawingRunner(self._traffic, shell, shifts)
+        """What launches a segment that draws: the last one."""
+        tensors: list[Tensors | None] = [
+            each if each in self._read else None for each in self._tensors or ()
+        ]
+        tensors += [None] * (len(self._counters) - len(tensors))
+        draws = [
+            _Draw(counter, where) for counter, where in zip(self._counters, tensors, strict=True)
+        ]
+        return DrawingRunner(self._driver, self._traffic, shell, draws)
 
     def progress(self) -> tuple[int, ...]:
         """Which capture is open, and what its stream did last; tells whether it has gone on since."""
@@ -170,12 +215,9 @@ class _Counter:
         words[0], words[1] = seed % _WRAP, offset
         self.generator.set_state(self._state)
 
-    def ending(self, reads: bool) -> None:
-        """Still inside: see how much was drawn. A total of zero would make torch refill nothing."""
-        offset = _offset_inside(self.generator)
-        self.used = offset - self.start
-        if reads and offset == 0:
-            self.set_inside(self._seed, 4)
+    def ending(self) -> None:
+        """Still inside: see how much was drawn."""
+        self.used = _offset_inside(self.generator) - self.start
 
     def closed(self) -> None:
         """After the books are closed: the generator moves on as if the segment had run."""
@@ -216,45 +258,40 @@ def _refuse_other_device(generator: Any, device: int) -> None:
         raise errors.generator_of_other_device(place, device)
 
 
+class _Draw:
+    """What one generator gives to one segment."""
+
+    __slots__ = ("offset_word", "seed_word", "start", "used", "view")
+
+    def __init__(self, counter: _Counter, tensors: Tensors | None) -> None:
+        self.view, self.start, self.used = counter.view, counter.start, counter.used
+        self.seed_word = self.offset_word = None  # its kernels do not read it
+        if tensors is not None:
+            self.seed_word, self.offset_word = map(types.CUdeviceptr, tensors)
+
+
 class DrawingRunner:
-    """Replays one segment that draws: shift the generator's base, torch's refill, one launch.
+    """Launches one segment that draws: writes what its kernels read, and moves the generators on."""
 
-    The refill moves the generator on by all that the capture has counted, from `start` on too. So a
-    generator that was put back by `start` ends where the draws have brought it.
-    """
+    def __init__(self, driver: Driver, traffic: Traffic, shell: Any, draws: list[_Draw]) -> None:
+        self._driver, self._traffic, self._draws = driver, traffic, draws
+        self._shell: Any = shell  # has the tensors
+        self._raw_launch = driver.raw("cuGraphLaunch")
 
-    def __init__(self, traffic: Traffic, shell: Any, shifts: list[tuple[Any, int, int]]) -> None:
-        self._traffic = traffic
-        self._shell: Any = shell
-        self._shifts = shifts  # (generator, offset at capture, draws) of each generator
-        shell.instantiate()
-
-    @property
-    def raw_exec(self) -> Any:
-        """The executable that torch launches."""
-        return self._shell.raw_cuda_graph_exec()
-
-    @property
-    def raw_graph(self) -> Any:
-        """The graph it was made from; ours is its only node, a child (see `Books.close`)."""
-        return self._shell.raw_cuda_graph()
-
-    def replay(self) -> None:
-        traffic, shifts = self._traffic, self._shifts
+    def launch(self, executable: Any) -> None:
+        traffic, draws = self._traffic, self._draws
         with traffic.lock:
-            traffic.before_replay()
-            before = [view.get_offset() for view, _, _ in shifts]
-            try:
-                for (view, start, _), offset in zip(shifts, before, strict=True):
-                    view.set_offset((offset - start) % _WRAP)
-                self._shell.replay()
-            except BaseException:
-                for (view, _, _), offset in zip(shifts, before, strict=True):
-                    view.set_offset(offset)
-                raise
-            for (view, start, used), offset in zip(shifts, before, strict=True):
-                if not start + used:  # torch was made to believe in a draw: `_Counter.ending`
-                    view.set_offset((offset + used) % _WRAP)
+            stream = traffic.before_replay()
+            offsets = [draw.view.get_offset() for draw in draws]
+            for draw, offset in zip(draws, offsets, strict=True):
+                if draw.seed_word is not None:
+                    traffic.write(stream, draw.seed_word, draw.view.initial_seed())
+                    traffic.write(stream, draw.offset_word, (offset - draw.start) % _WRAP)
+            (code,) = self._raw_launch(executable, stream)
+            if code:
+                raise self._driver.error("cuGraphLaunch", code)
+            for draw, offset in zip(draws, offsets, strict=True):
+                draw.view.set_offset((offset + draw.used) % _WRAP)
             traffic.after_replay()
 
     def close(self) -> None:
@@ -266,8 +303,31 @@ class DrawingRunner:
 # ---------------------------------------------------------------- what the kernels read
 
 
-#: Where a generator's seed and its offset lie on the device, and the offset inside the graph.
+#: Where a generator's seed and its offset lie on the device.
+Tensors = tuple[int, int]
+
+#: The same, and the offset inside the graph.
 State = tuple[int, int, int]
+
+_scratches: dict[int, Any] = {}  # of each device
+
+
+def _scratch(device: int) -> Any:
+    """A tensor of one number for draws that never run."""
+    if device not in _scratches:
+        _scratches[device] = torch.empty(1, device=torch.device("cuda", device))
+    return _scratches[device]
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Inside, modes of the user's that see torch's functions and operators are off, inference mode too."""
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        with torch._C.DisableTorchFunction(), torch.inference_mode(False):
+            yield
+    finally:
+        del guard
 
 
 def generator_states(
@@ -323,6 +383,7 @@ class Traffic:
 
     def __init__(self, driver: Driver, device: int) -> None:
         self._device = device
+        self.write = wordwriting.writer(driver)
         self._mark = CompletionMark(driver)
         self._open: dict[Draws, int] = {}  # -> the thread that opened it
         self._progress_of_hosts: dict[
@@ -380,10 +441,8 @@ class Traffic:
                 host.is_spoilt = spoilt = True
         return spoilt
 
-    def before_replay(self) -> None:
-        """Before the refill and the launch of a replay, under the lock."""
-        if not SHARED_TENSORS:
-            return
+    def before_replay(self) -> Any:
+        """Before the writes and the launch of a replay, under the lock; returns the current stream."""
         if self._open:
             own = threading.get_ident() in self._open.values()
             self._is_awaited = True
@@ -392,7 +451,9 @@ class Traffic:
         handle = torch._C._cuda_getCurrentRawStream(self._device)
         if handle != self._handle:
             self._handle, self._stream = handle, types.CUstream(handle)
-        self._mark.order_after(handle, self._stream)
+        if SHARED_TENSORS:
+            self._mark.order_after(handle, self._stream)
+        return self._stream
 
     def after_replay(self) -> None:
         """Behind the launch."""

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from ..._driver import capturing, contexts, reading, release
+from ..._driver import capturing, contexts, release
 from ..._driver.bindings import Driver, types
 from ..._driver.capturing import Status
-from ..._driver.handles import GraphView
 from ..._driver.reading import Survey
 from ..._driver.threads import Changes
 from ...streams import as_handle
@@ -125,6 +124,7 @@ class TorchSession:
             Books, self.driver, self.stream, identity, self.mode, draws.registered, event
         )
         self._changes.enter(torch.cuda.stream(self.external))
+        draws.make_ready()
         self._watch = StrayWatch(self._is_captured)
         self._watch.start()
 
@@ -160,26 +160,16 @@ class TorchSession:
             states = None if survey is None else draws.states_in(survey.kernel_words)
             self._states = states or []
             draw, problem = draws.ending(states)
-            if draw and survey is not None and not reading.NO_CHILDREN.isdisjoint(survey.kinds):
-                return self._end_by_torch(books, draws)
             code, graph, _ = books.end()
-            child = graph.value if draw and graph is not None else None
-            books.close(child)
+            books.close()
             draws.closed()
             self._closed()
-        if child is None:
+        if graph is not None:
+            draws.take_probes_out()
+        if graph is None or not draw:
             self.pool.take_shell(books.shell)
             return base.Captured(code, graph, None, problem)
         return base.Captured(code, graph, draws.runner(books.shell))
-
-    def _end_by_torch(self, books: Books, draws: Draws) -> base.Captured:
-        """A graph that cannot be a child (conditional nodes): torch's own end has to keep it."""
-        raw = types.CUgraph(books.end_by_torch())
-        draws.closed()
-        self._closed()
-        self.uses_workspace = True  # not looked into
-        runner = draws.runner(books.shell)
-        return base.Captured(0, GraphView(self.driver, raw, runner), runner)
 
     def _closed(self) -> None:
         self.pool.close_capture(self)

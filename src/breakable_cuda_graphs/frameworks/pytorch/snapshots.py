@@ -7,7 +7,7 @@ ordinary objects, freed while the id still holds them: the process crashes much 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,17 +30,10 @@ def ranges(segments: Iterable[dict[str, Any]]) -> list[tuple[int, int]]:
 
 def blocks_in_use(device: int) -> set[int]:
     """The first addresses of all blocks of a device that are in use; a microsecond or so a block."""
-    return {block["address"] for block in _in_use(device)}
-
-
-def words_in_use(device: int) -> set[int]:
-    """The first addresses of the blocks in use that were asked for with eight bytes."""
-    return {block["address"] for block in _in_use(device) if block["requested_size"] == 8}
-
-
-def _in_use(device: int) -> Iterator[dict[str, Any]]:
-    for segment in torch.cuda.memory_snapshot():
-        if segment["device"] == device:
-            for block in segment["blocks"]:
-                if block["state"] == "active_allocated":
-                    yield block
+    return {
+        block["address"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
