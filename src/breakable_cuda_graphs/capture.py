@@ -34,6 +34,8 @@ from .streams import DEFAULT_STREAMS, as_handle, refuse_default
 
 __all__ = ["breakable_graph"]
 
+_MODES = tuple(capturing.MODES)
+
 _HOST_NODES = ("refuse", "allow")
 
 _HOLD_LIMIT = 4 << 20
@@ -92,10 +94,8 @@ class breakable_graph:
     ) -> None:
         if not isinstance(cuda_graph, CUDAGraphSequence):
             raise errors.bad_type("cuda_graph", cuda_graph, "a CUDAGraphSequence")
-        if capture_error_mode not in capturing.MODES:
-            raise errors.bad_choice(
-                "capture_error_mode", capture_error_mode, tuple(capturing.MODES)
-            )
+        if capture_error_mode not in _MODES:
+            raise errors.bad_choice("capture_error_mode", capture_error_mode, _MODES)
         if barrier_fn is not None and not callable(barrier_fn):
             raise errors.not_callable("barrier_fn", barrier_fn)
         if host_nodes not in _HOST_NODES:
@@ -391,9 +391,8 @@ class Block(blocks.Unfinished):
         except BaseException as error:
             self._poison = error
             is_ours = isinstance(error, errors.CaptureError)
-            if not is_ours and _speaks_of_capture(
-                error
-            ):  # another thread's call may kill a capture as it begins
+            # Another thread's call may kill a capture as it begins.
+            if not is_ours and _speaks_of_capture(error):
                 for note in (errors.place(len(self._segments)), *errors.advice(self.mode, error)):
                     errors.note(error, note)
             try:

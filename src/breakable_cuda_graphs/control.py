@@ -49,6 +49,9 @@ def capture_if(flag: Any, fn: Body, orelse_fn: Body | None = None) -> None:
     the device. Raises `CaptureError` for what a body cannot hold: host callbacks, breaks, random
     numbers of torch.
     """
+    _require_callable("fn", fn)
+    if orelse_fn is not None:
+        _require_callable("orelse_fn", orelse_fn)
     scene = _scene()
     if scene is None:
         chosen = fn if _is_true(flag) else orelse_fn
@@ -64,12 +67,19 @@ def capture_while(flag: Any, fn: Body) -> None:
 
     The flag is read before the first round and after each.
     """
+    _require_callable("fn", fn)
     scene = _scene()
     if scene is None:
         while _is_true(flag):
             _call(fn, "capture_while")
         return
     _add(scene, conditionals.WHILE, flag, [fn], "capture_while")
+
+
+def _require_callable(name: str, given: object) -> None:
+    """Of both functions, whichever would run: at a capture neither does."""
+    if not callable(given):
+        raise errors.not_callable(name, given)
 
 
 def _call(fn: Body, where: str) -> None:

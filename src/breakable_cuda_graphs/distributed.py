@@ -244,7 +244,7 @@ class _Meetings:
         group = dist.group.WORLD if group is None else group
         if dist.get_rank(group) < 0:
             raise errors.not_in_the_group()
-        if not timeout > 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise errors.bad_timeout(timeout)
         self._timeout = float(timeout)
         self.ranks: list[int] = dist.get_process_group_ranks(group)

@@ -121,7 +121,7 @@ def driver_call_failed(call: str, code: int, name: str, sentence: str) -> CUDAEr
 
 def driver_call_missing(call: str, cause: BaseException) -> CUDAError:
     error = CUDAError(
-        f"{call} cannot be called: {cause}. The driver or cuda-bindings is missing or too old for it; "
+        f"{call} cannot be called ({cause}): the driver or cuda-bindings is missing or too old for it; "
         "`python -m breakable_cuda_graphs doctor` shows both versions."
     )
     error.call, error.name = call, "NOT_FOUND"
@@ -130,7 +130,7 @@ def driver_call_missing(call: str, cause: BaseException) -> CUDAError:
 
 def no_driver(variable: str, cause: BaseException) -> CUDAError:
     error = CUDAError(
-        f"no CUDA driver answers on this machine ({cause}). Install the NVIDIA driver, or choose the "
+        f"no CUDA driver answers on this machine: {cause} Install the NVIDIA driver, or choose the "
         f"simulated one: {variable}=1, or `with breakable_cuda_graphs.simulator.simulated_device()`."
     )
     error.call, error.name = "cuInit", "NO_DRIVER"
@@ -297,6 +297,20 @@ def pool_of_other_device(pool: int, device: int) -> ValueError:
 
 def pool_of_other_context() -> ValueError:
     return ValueError("the pool belongs to another CUDA context (another device) than the capture")
+
+
+def pool_of_no_use(given: object) -> TypeError:
+    return TypeError(
+        f"pool must be another sequence's pool(), not {type(given).__name__}: torch's pools are used where "
+        "its CUDA is initialised and the stream is in its context, which is not so here"
+    )
+
+
+def generators_of_no_use(given: object) -> TypeError:
+    return TypeError(
+        f"generators are torch's, whose CUDA is not at work here, and a {type(given).__name__} was given: "
+        "give none (CuPy's and Numba's random states need not be named)"
+    )
 
 
 def generator_of_other_device(given: object, device: int) -> ValueError:
@@ -556,8 +570,7 @@ def cannot_embed(why: str) -> ReplayError:
 
 def capture_on_default_stream(which: str) -> CaptureError:
     return CaptureError(
-        f"the {which} stream cannot be captured: give breakable_graph a stream of your own, or none, "
-        "and the sequence makes one"
+        f"the {which} stream cannot be captured: give a stream of your own, or none, and one is made"
     )
 
 
@@ -1149,7 +1162,8 @@ def negative_size(field: str, number: int) -> FieldError:
 
 def nothing_to_copy(field: str) -> FieldError:
     return _field(
-        field, f"{field} must not be zero: the driver has no empty copies, fills or switches"
+        field,
+        f"{field} must not be zero: the driver has no empty copies, fills, switches or allocations",
     )
 
 

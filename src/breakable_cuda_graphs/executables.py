@@ -199,7 +199,10 @@ class GraphExec:
         whose `.changes` are all differences.
         """
         from .comparing import differences
+        from .graph import Graph
 
+        if not isinstance(graph, Graph):
+            raise errors.bad_type("graph", graph, "a Graph")
         other = graph._template
         with self._target.turn():
             if self._target.closed:

@@ -100,6 +100,9 @@ class Graph:
         """The nodes whose name matches a shell pattern: the kernel's name, mangled or not, or the
         kind of a node that is none; in graphs inside this one too.
         """
+        if not isinstance(pattern, str):
+            raise errors.bad_type("pattern", pattern, "a shell pattern, such as '*gemm*'")
+        _require_kind(kind)
         found = (
             node
             for node in self._everywhere()
@@ -116,6 +119,7 @@ class Graph:
 
     def count(self, kind: type[Node] = Node) -> int:
         """How many nodes there are, or how many of a kind."""
+        _require_kind(kind)
         return sum(isinstance(node, kind) for node in self.nodes)
 
     def __len__(self) -> int:
@@ -128,6 +132,7 @@ class Graph:
         """
         from .comparing import differences
 
+        _require_graph("other", other)
         return tuple(differences(self._template.snapshot(), other._template.snapshot()))
 
     def fingerprint(self, addresses: bool = False) -> str:
@@ -253,6 +258,7 @@ class Graph:
         copies of those.
         """
         self._template.require_open()
+        _require_graph("graph", graph)
         other = graph._template
         if other.root is self._template.root:
             raise errors.child_of_itself()
@@ -309,8 +315,12 @@ class Graph:
         """
         template = self._template
         template.require_open()
-        where = int(template.driver.cuCtxGetDevice()) if device is None else device
+        if device is None:
+            device = int(template.driver.cuCtxGetDevice())
+        where = checks.as_size(device, "device")
         size = checks.as_size(nbytes, "nbytes")
+        if not size:
+            raise errors.nothing_to_copy("nbytes")
         before = template.handles(_nodes(after))
         handle, address = editing.add_allocation(
             template.driver, template.value, before, size, where
@@ -321,7 +331,12 @@ class Graph:
 
     def mem_free(self, memory: MemAllocNode | int, after: After = None) -> MemFreeNode:
         """Add the end of an allocation of this graph."""
-        address = memory.address if isinstance(memory, MemAllocNode) else int(memory)
+        if isinstance(memory, MemAllocNode):
+            address = memory.address
+        elif isinstance(memory, (bool, float)) or not hasattr(memory, "__int__"):
+            raise errors.bad_type("memory", memory, "the node that allocates it, or its address")
+        else:
+            address = int(memory)  # the bindings' CUdeviceptr too
         return self._add(MemFreeNode, works.Release(address), _nodes(after))
 
     def _add(
@@ -529,7 +544,24 @@ def _known_as(kind: type[N], node: Node) -> N:
 def _nodes(after: After) -> list[Node]:
     if after is None:
         return []
-    return [after] if isinstance(after, Node) else list(after)
+    if isinstance(after, Node):
+        return [after]
+    if not isinstance(after, Iterable):
+        raise errors.bad_type(
+            "after", after, "a node of the graph, or several in a list or the like"
+        )
+    return list(after)
+
+
+def _require_graph(name: str, given: object) -> None:
+    if not isinstance(given, Graph):
+        raise errors.bad_type(name, given, "a Graph")
+
+
+def _require_kind(given: object) -> None:
+    """Kinds are classes here; the words are in `node.kind`."""
+    if not (isinstance(given, type) and issubclass(given, Node)):
+        raise errors.bad_type("kind", given, "a class of breakable_cuda_graphs.nodes")
 
 
 def _names(node: Node) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _require_on_device(driver: Driver, memory: Memory) -> None:
         return
     allocation = driver.allocation(memory.address)
     if allocation is None:
-        if driver.simulated:  # CPU tensors stand for device memory there
+        if driver.simulated and memory.address:  # CPU tensors stand for device memory there
             return
         raise errors.cannot_rebind(
             f"{memory.address:#x} is not in device memory: it is on the host, or was freed"

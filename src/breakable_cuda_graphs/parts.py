@@ -34,7 +34,7 @@ class Recording(blocks.Unfinished):
 
     def __init__(self, driver: bindings.Driver, stream: Any, mode: str = "thread_local") -> None:
         super().__init__()
-        if mode not in capturing.MODES:
+        if mode not in tuple(capturing.MODES):
             raise errors.bad_choice("mode", mode, tuple(capturing.MODES))
         self.driver, self._mode, self._given = driver, mode, stream
         self._enclosed: Enclosed | None = None

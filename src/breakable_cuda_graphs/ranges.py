@@ -34,6 +34,8 @@ _Close = Callable[[], Any]
 
 def checked(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
     """The kinds of ranges that are asked for, each once; raises for what is none, or does not work."""
+    if wanted is not None and not isinstance(wanted, Iterable):
+        raise errors.bad_type("ranges", wanted, "a name, names in a list or the like, or None")
     names = () if wanted is None else (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for name in names:
         if name not in KINDS:

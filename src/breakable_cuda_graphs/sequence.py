@@ -240,8 +240,11 @@ class CUDAGraphSequence:
         `other`, both sequences are side by side, and what `Graph.diff` finds is marked: parts are
         paired by their place, nodes as the driver pairs them. The page needs no network.
         """
+        if other is not None and not isinstance(other, CUDAGraphSequence):
+            raise errors.bad_type("other", other, "a CUDAGraphSequence")
+        page = sequence_page(self, other)  # if this fails, the file is as it was
         with open(path, "w", encoding="utf-8") as file:
-            file.write(sequence_page(self, other))
+            file.write(page)
 
     # ---- what it costs
 

@@ -78,8 +78,12 @@ class Arg:
 
     def as_struct(self, kind: Any) -> Any:
         """An instance of a `ctypes` structure of the argument's size."""
-        if ctypes.sizeof(kind) != self.size:
-            raise errors.argument_read_wrongly(self.index, self.size, ctypes.sizeof(kind), None)
+        try:
+            size = ctypes.sizeof(kind)
+        except TypeError:
+            raise errors.bad_type("kind", kind, "a ctypes.Structure") from None
+        if size != self.size:
+            raise errors.argument_read_wrongly(self.index, self.size, size, None)
         return kind.from_buffer_copy(self.data)
 
     def __repr__(self) -> str:

@@ -89,7 +89,7 @@ def test_a_handle_of_the_parent_is_refused_and_left_alone(driver, bare_device, m
     owner = StreamHandle.create(driver)
     value = owner.value
     monkeypatch.setattr(process, "epoch", process.epoch + 1)
-    with pytest.raises(ProcessError, match="StreamHandle"):
+    with pytest.raises(ProcessError, match="this stream belongs"):
         _ = owner.value
     owner.close()
     assert len(bare_device.leaks()) == 1

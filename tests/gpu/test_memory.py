@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import CaptureError, CUDAGraphSequence, breakable_graph, no_graph
-from breakable_cuda_graphs.frameworks.pytorch import workspaces
 
 from .helpers import (
     MODES,
@@ -404,6 +403,8 @@ def test_a_stranger_may_clear_the_workspaces_and_replays_stay_right(shape: Any, 
 
 
 def test_workspaces_are_made_again_after_a_clear_and_take_no_more() -> None:
+    from breakable_cuda_graphs.frameworks.pytorch import workspaces
+
     stream = CUDAGraphSequence().stream
     workspaces.make(0, stream)
     held = torch.cuda.memory_allocated()

@@ -38,8 +38,8 @@ class Owner:
 
     __slots__ = ("__weakref__", "_queued", "driver", "slot")
 
-    #: the driver's function that destroys the handle
-    _destroy = ""
+    #: the driver's function that destroys the handle, and what users call such a thing
+    _destroy, _what = "", ""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Owner:
         """The bindings' handle object; raises once this is closed or in a forked child."""
         slot = self.slot
         if not slot or slot[0] is None:
-            raise errors.closed(type(self).__name__)
+            raise errors.closed(self._what)
         if self._queued[0] != process.epoch:
-            raise errors.used_after_fork(type(self).__name__)
+            raise errors.used_after_fork(self._what)
         return slot[0]
 
     @property
@@ -144,7 +144,7 @@ class StreamHandle(Owner):
     """A non-blocking stream of our own."""
 
     __slots__ = ()
-    _destroy = "cuStreamDestroy"
+    _destroy, _what = "cuStreamDestroy", "stream"
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> StreamHandle:
@@ -155,7 +155,7 @@ class EventHandle(Owner):
     """An event without timing."""
 
     __slots__ = ()
-    _destroy = "cuEventDestroy"
+    _destroy, _what = "cuEventDestroy", "event"
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> EventHandle:
@@ -166,7 +166,7 @@ class GraphHandle(Owner):
     """A graph: the template from which executables are made."""
 
     __slots__ = ()
-    _destroy = "cuGraphDestroy"
+    _destroy, _what = "cuGraphDestroy", "graph"
 
     @classmethod
     def create(cls, driver: bindings.Driver) -> GraphHandle:
@@ -189,7 +189,7 @@ class ExecHandle(Owner):
     """An executable graph; keeps the graph that it was made from, whose nodes address its own."""
 
     __slots__ = ()
-    _destroy = "cuGraphExecDestroy"
+    _destroy, _what = "cuGraphExecDestroy", "executable"
 
     @classmethod
     def instantiate(

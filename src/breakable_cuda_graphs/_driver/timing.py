@@ -69,7 +69,7 @@ class _Buffer(Owner):
     """A little memory of the device."""
 
     __slots__ = ()
-    _destroy = "cuMemFree"
+    _destroy, _what = "cuMemFree", "buffer"
 
 
 class Delay(Protocol):

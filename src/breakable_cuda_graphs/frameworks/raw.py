@@ -143,8 +143,10 @@ class RawFramework:
         return False  # whoever made it may destroy it
 
     def new_pool(self, given: Any) -> RawPool:
-        if not isinstance(given, RawPool):
+        if given is None:
             return RawPool(self.driver, self.context)
+        if not isinstance(given, RawPool):
+            raise errors.pool_of_no_use(given)
         if given.context != self.context:
             raise errors.pool_of_other_context()
         return given
@@ -152,6 +154,8 @@ class RawFramework:
     def session(
         self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
     ) -> RawSession:
+        if generators:
+            raise errors.generators_of_no_use(generators[0])
         return RawSession(self, stream, mode)
 
     def modes(self) -> Any:

@@ -7,11 +7,13 @@ recorder running while a segment is open.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from .. import errors
 from .._driver.bindings import Driver
 from .._driver.reading import Survey
 from ..simulator import tensors
@@ -19,7 +21,7 @@ from ..streams import as_handle
 from . import base
 from .pytorch import modes
 from .pytorch.tensors import Tensors, is_alias_storage, tensors_in
-from .raw import RawFramework, RawSession
+from .raw import RawFramework, RawPool, RawSession
 
 
 class SimulatedTorch(RawFramework):
@@ -30,6 +32,7 @@ class SimulatedTorch(RawFramework):
     def __init__(self, driver: Driver, context: int) -> None:
         super().__init__(driver, context)
         self.arrays = Tensors("cpu")
+        self._named: weakref.WeakValueDictionary[Any, RawPool] = weakref.WeakValueDictionary()
 
     def current_stream(self) -> int:
         return tensors.current_stream()
@@ -37,9 +40,22 @@ class SimulatedTorch(RawFramework):
     def stream_current(self, stream: Any) -> AbstractContextManager[Any]:
         return tensors.stream(as_handle(stream))
 
+    def new_pool(self, given: Any) -> RawPool:
+        """Torch's handles name pools here too, though there is no memory in them."""
+        identity = given.id if isinstance(given, torch.cuda.MemPool) else given
+        if type(identity) is not tuple or len(identity) != 2:
+            return super().new_pool(given)
+        pool = self._named.get(identity)
+        if pool is None:
+            pool = self._named[identity] = super().new_pool(None)
+        return pool
+
     def session(
         self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
     ) -> SimulatedSession:
+        for generator in generators:
+            if not isinstance(generator, torch.Generator):
+                raise errors.bad_type("generators", generator, "torch.Generator objects")
         return SimulatedSession(self, stream, mode)
 
     def modes(self) -> Any:

@@ -16,6 +16,7 @@ import random
 from collections.abc import Container
 from typing import Any
 
+from .. import errors
 from .bindings129 import Shape129
 from .captures import CaptureCalls, Captures
 from .contexts import ContextCalls, Contexts
@@ -72,6 +73,8 @@ class SimulatedDriver(
         runtime: bool = True,
     ) -> None:
         self.seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+        if devices < 1:
+            raise errors.too_few("devices", devices, 1)
         self.shape = shape
         self.world = World(driver_version or VERSIONS[shape])
         self.contexts = Contexts(self.world, devices, runtime)
