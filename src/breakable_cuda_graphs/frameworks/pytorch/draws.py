@@ -62,7 +62,6 @@ class Draws:
         self._offsets_of_host: list[int] = []
         self._tensors: list[Tensors] | None = None  # of the generators, once looked at
         self._probes: list[Any] = []  # nodes of the segment that showed where they are
-        self._read: set[Tensors] = set()  # those that the segment's kernels are handed
         self.is_guest = False  # another capture had these generators when this segment began
         self.had_guest = False  # another capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
@@ -78,7 +77,7 @@ class Draws:
             counter.begin()
         if self.registered or not SHARED_TENSORS:
             self._tensors = None  # the default generator's stay while a pool has its anchor
-        self._probes, self._read = [], set()
+        self._probes = []
         self._traffic.open(self, begin_capture)
         if self.is_guest:
             self._offsets_of_host = [_offset_inside(g) for g in self.generators]
@@ -140,9 +139,13 @@ class Draws:
             for counter in self._counters:
                 counter.ending()
                 has_drawn = has_drawn or counter.used != 0
-        if not reads:
-            return has_drawn, None
-        if self.had_guest and _is_doubtful(states, [counter.used for counter in self._counters]):
+        if not has_drawn:
+            return False, None
+        if (
+            self.had_guest
+            and reads
+            and _is_doubtful(states, [counter.used for counter in self._counters])
+        ):
             self.is_spoilt = True
         if self.is_guest and not self._traffic.spoil_hosts(self):
             for counter, offset in zip(self._counters, self._offsets_of_host, strict=True):
@@ -150,7 +153,6 @@ class Draws:
         if self.is_guest or self.is_spoilt:
             return False, errors.two_captures_draw()
         self._find_tensors()
-        self._read = {state[:2] for state in states}
         return True, None
 
     def closed(self) -> None:
@@ -161,13 +163,8 @@ class Draws:
 
     def runner(self, shell: Any) -> DrawingRunner:
         """What launches a segment that draws: the last one."""
-        tensors: list[Tensors | None] = [
-            each if each in self._read else None for each in self._tensors or ()
-        ]
-        tensors += [None] * (len(self._counters) - len(tensors))
-        draws = [
-            _Draw(counter, where) for counter, where in zip(self._counters, tensors, strict=True)
-        ]
+        # Of all generators: what moves one need not show in a kernel's arguments, and they are its own.
+        draws = list(map(_Draw, self._counters, self._find_tensors()))
         return DrawingRunner(self._driver, self._traffic, shell, draws)
 
     def progress(self) -> tuple[int, ...]:
@@ -263,11 +260,9 @@ class _Draw:
 
     __slots__ = ("offset_word", "seed_word", "start", "used", "view")
 
-    def __init__(self, counter: _Counter, tensors: Tensors | None) -> None:
+    def __init__(self, counter: _Counter, tensors: Tensors) -> None:
         self.view, self.start, self.used = counter.view, counter.start, counter.used
-        self.seed_word = self.offset_word = None  # its kernels do not read it
-        if tensors is not None:
-            self.seed_word, self.offset_word = map(types.CUdeviceptr, tensors)
+        self.seed_word, self.offset_word = map(types.CUdeviceptr, tensors)
 
 
 class DrawingRunner:
@@ -284,9 +279,8 @@ class DrawingRunner:
             stream = traffic.before_replay()
             offsets = [draw.view.get_offset() for draw in draws]
             for draw, offset in zip(draws, offsets, strict=True):
-                if draw.seed_word is not None:
-                    traffic.write(stream, draw.seed_word, draw.view.initial_seed())
-                    traffic.write(stream, draw.offset_word, (offset - draw.start) % _WRAP)
+                traffic.write(stream, draw.seed_word, draw.view.initial_seed())
+                traffic.write(stream, draw.offset_word, (offset - draw.start) % _WRAP)
             (code,) = self._raw_launch(executable, stream)
             if code:
                 raise self._driver.error("cuGraphLaunch", code)
