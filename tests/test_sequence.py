@@ -540,3 +540,32 @@ def test_a_pool_goes_with_its_sequence_and_does_not_wait_for_the_collector(
             del seq
         release.drain()
         assert pool() is None
+
+
+# ---------------------------------------------------------------- is the stream in a capture?
+
+
+@pytest.mark.parametrize("answer", ["no", "yes", "an error"])
+def test_where_a_library_tells_of_captures_itself_the_driver_is_asked_if_it_does_not_deny(
+    device, monkeypatch, answer
+):
+    """`torch.cuda.is_current_stream_capturing` raises for the default stream beside a capture."""
+    asked = []
+
+    def is_capturing() -> bool:
+        asked.append(answer)
+        if answer == "an error":
+            raise RuntimeError("operation would make the legacy stream depend on a capturing one")
+        return answer == "yes"
+
+    x, seq = torch.ones(2), CUDAGraphSequence()
+    with watched_driver(device) as watched:
+        monkeypatch.setattr(seq._ensure_framework(), "is_capturing", is_capturing)
+        seq, y = capture(lambda: x * 2, seq)
+        x.fill_(3)
+        watched.calls.clear()
+        seq.replay()
+        asked_driver = "cuStreamIsCapturing" in watched.calls
+    assert y.tolist() == [6, 6]
+    assert asked == [answer]
+    assert asked_driver is (answer != "no")

@@ -41,7 +41,7 @@ class Plan:
         # Raw calls of the driver: these are on replay's hot path.
         self.launch = driver.module.cuGraphLaunch
         self.current_context = driver.module.cuCtxGetCurrent
-        self.capture_status = driver.module.cuStreamIsCapturing
+        self.is_free = _check_of_stream(driver, framework)
         self.framework = framework
         self.has_breaks = self.draws = False
         self.modes: Any = None  # of most breaks; others switch by turn
@@ -144,6 +144,21 @@ class Plan:
         if any(renewals) or any(by_name.values()):
             return _WithNewContainers(body, segment, renewals, by_name)
         return functools.partial(body, *segment.args, **segment.kwargs)
+
+
+def _check_of_stream(driver: Driver, framework: Framework) -> Callable[[Any], bool]:
+    """What tells whether the current stream, which is handed over, is in no capture; False: or unknown."""
+    ask, status = framework.is_capturing, driver.module.cuStreamIsCapturing
+    if ask is None:
+        return lambda stream: status(stream)[1] == 0  # None after an error
+
+    def is_free(_: Any) -> bool:
+        try:
+            return not ask()
+        except RuntimeError:
+            return False
+
+    return is_free
 
 
 def _launch(segment: GraphSegment, executable: ExecHandle) -> Step:

@@ -132,7 +132,7 @@ class CUDAGraphSequence:
         return (
             not code
             and int(context) == self._context
-            and plan.capture_status(self._stream)[1] == 0  # None after an error
+            and plan.is_free(self._stream)
             and (not plan.has_breaks or plan.modes == plan.framework.modes())
             and (plan.follower is None or plan.follower.stands_at(self._handle))
         )

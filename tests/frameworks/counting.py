@@ -117,6 +117,7 @@ def stub_torch() -> None:
     for name, value in stubs.items():
         setattr(torch.cuda, name, value)
     torch._C._cuda_getCurrentRawStream = lambda device: State.stream
+    torch._C._cuda_isCurrentStreamCapturing = lambda: State.is_capturing
 
 
 # ---------------------------------------------------------------- the driver

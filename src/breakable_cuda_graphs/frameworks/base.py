@@ -223,6 +223,10 @@ class Framework(Protocol):
     #: the handle of this thread's current stream of the device; on the hot path of replay
     current_stream: Callable[[], int]
 
+    #: whether this thread's current stream is in a capture, where the library tells that quicker than the
+    #: bindings do; it may raise
+    is_capturing: Callable[[], bool] | None
+
     def stream_object(self, stream: Any) -> Any:
         """The library's own kind of stream for a stream-like object."""
 

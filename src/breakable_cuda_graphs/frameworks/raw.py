@@ -104,6 +104,7 @@ class RawFramework:
     def __init__(self, driver: Driver, context: int) -> None:
         self.driver, self.context = driver, context
         self.arrays: Any = NoArrays()
+        self.is_capturing = None
         self._cupys_current: Any = None  # a function; looked up once, for the hot path of replay
 
     def current_stream(self) -> int:

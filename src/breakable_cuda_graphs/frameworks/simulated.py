@@ -32,6 +32,7 @@ class SimulatedTorch(RawFramework):
     def __init__(self, driver: Driver, context: int) -> None:
         super().__init__(driver, context)
         self.arrays = Tensors("cpu")
+        self.is_capturing = None
         self._named: weakref.WeakValueDictionary[Any, RawPool] = weakref.WeakValueDictionary()
 
     def current_stream(self) -> int:

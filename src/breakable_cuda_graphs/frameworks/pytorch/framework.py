@@ -50,6 +50,7 @@ class TorchFramework:
         self.current_stream: Callable[[], int] = functools.partial(
             torch._C._cuda_getCurrentRawStream, device
         )
+        self.is_capturing: Callable[[], bool] | None = torch._C._cuda_isCurrentStreamCapturing
 
     def stream_object(self, stream: Any) -> Any:
         """A torch stream for a stream-like object."""
