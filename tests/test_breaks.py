@@ -696,6 +696,40 @@ def test_other_results_are_returned(device):
     seq.replay()
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda t: setattr(t, "data", t * 2),
+        lambda t: t.set_(t * 2),
+        lambda t: t.resize_(100),
+        lambda t: t.resize_(1),
+        lambda t: t.t_(),
+        lambda t: t.unsqueeze_(0),
+        lambda t: torch.mul(torch.ones(9), 2, out=t),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_break_that_moves_or_reshapes_its_argument_is_refused(device, move):
+    """Its stand-in would be moved once more by each replay, and the next segment would not follow."""
+    x = torch.ones(2, 3)
+
+    def body() -> Any:
+        y = x * 1
+        no_graph(lambda given: done(move(given["y"])))({"y": y})
+        return y + 1
+
+    with pytest.raises(CaptureError, match=r"gave its argument 0\['y'\] other memory or another shape"):
+        capture(body)
+    assert_nothing_open(device)
+
+
+def test_a_break_that_gives_a_parameter_other_data_is_refused(device):
+    weight = torch.nn.Parameter(torch.ones(2))
+    change = no_graph(lambda w: setattr(w, "data", torch.zeros(2)))
+    with pytest.raises(CaptureError, match="argument 0 other memory"):
+        capture(lambda: (change(weight), weight.detach() * 2))
+
+
 def test_history_changed_by_a_break_is_refused(device):
     w = torch.ones(2, requires_grad=True)
 

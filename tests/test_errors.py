@@ -82,6 +82,9 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     "history_changed": (
         ("f", "0"), CaptureError, {"function": "f"}, "break f|argument 0|no_grad|autograd.Function",
     ),
+    "argument_moved": (
+        ("f", "0"), CaptureError, {"function": "f"}, "break f|argument 0|shape|copy_|view",
+    ),
     "results_overlap": (
         ("f", "[1]"), CaptureError, {"function": "f"}, "break f|result[1]|views|clones",
     ),

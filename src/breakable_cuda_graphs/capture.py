@@ -551,16 +551,18 @@ class Block(blocks.Unfinished):
         """Run a break's body (or its stub) once, and note what replays are to call."""
         modes = self.framework.modes()
         self.session.before_break()
-        histories: list[Any] = []
+        before: list[Any] = []
         stand_ins, addresses = (args, kwargs), _NOWHERE
         if args or kwargs:
-            histories = list(self._histories(args, kwargs))
             stand_ins, addresses = self._stand_ins(name, args, kwargs)
+            before = list(self._states(args, kwargs))
         value = (function if stub is None else stub)(*args, **kwargs)
         results.refuse_used_up(name, (*args, *kwargs.values()))
-        for path, leaf, arrays, before in histories:
-            if arrays.history(leaf) != before:
+        for path, leaf, arrays, history, place in before:
+            if arrays.history(leaf) != history:
                 raise errors.history_changed(name, path)
+            if place is not None and arrays.place(leaf) != place:
+                raise errors.argument_moved(name, path)
         result = None
         if static:
             scene = results.Scene(
@@ -596,13 +598,15 @@ class Block(blocks.Unfinished):
     def _open_scopes(self) -> tuple[str, ...]:
         return () if self.journal is None else self.journal.open_labels
 
-    def _histories(
+    def _states(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterable[tuple[str, Any, Arrays, Any]]:
+    ) -> Iterable[tuple[str, Any, Arrays, Any, Any]]:
+        """What a break has to leave as it is in its arguments: (path, array, its library, history, place)."""
         for path, leaf in structures.leaves_of_call(args, kwargs):
             arrays = self.find_arrays(leaf)
             if arrays is not None:
-                yield path, leaf, arrays, arrays.history(leaf)
+                place = arrays.place(leaf) if arrays.can_alias(leaf) else None
+                yield path, leaf, arrays, arrays.history(leaf), place
 
     def _stand_ins(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]

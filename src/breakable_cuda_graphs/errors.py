@@ -409,6 +409,16 @@ def history_changed(name: str, argument: str) -> CaptureError:
     return error
 
 
+def argument_moved(name: str, argument: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} gave its argument {argument} other memory or another shape (`t.data = other`, "
+        "`t.set_()`, `t.resize_()`, `t.t_()` or the like): replays would find it where it was at capture, "
+        "and do it again each time. Write the values in place (`t.copy_(other)`), or take a view of it."
+    )
+    error.function = name
+    return error
+
+
 def results_overlap(name: str, path: str) -> CaptureError:
     error = CaptureError(
         f"the break {name} returns different views of one piece of memory (result{path}); each result "

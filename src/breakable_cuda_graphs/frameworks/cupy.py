@@ -46,7 +46,7 @@ class CupyArrays(ArraysAtHome):
         return self._cupy.ndarray(value.shape, value.dtype, pointer, value.strides)
 
     def place(self, value: Any) -> tuple[Any, ...]:
-        return int(value.data.ptr), tuple(value.strides)
+        return int(value.data.ptr), tuple(value.shape), tuple(value.strides)
 
     def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
         return str(value.dtype), tuple(value.shape), f"cuda:{value.device.id}"

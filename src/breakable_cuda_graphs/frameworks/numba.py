@@ -46,7 +46,7 @@ class NumbaArrays(ArraysAtHome):
         return self._cuda.from_cuda_array_interface(interface, owner=None, sync=False)
 
     def place(self, value: Any) -> tuple[Any, ...]:
-        return _address(value), tuple(value.strides)
+        return _address(value), tuple(value.shape), tuple(value.strides)
 
     def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
         return str(value.dtype), tuple(value.shape), "cuda"

@@ -84,7 +84,9 @@ class Tensors:
         return value.untyped_storage()
 
     def place(self, value: Any) -> tuple[Any, ...]:
-        return value.data_ptr(), value.stride(), value.is_conj(), value.is_neg()
+        return (
+            value.data_ptr(), value.shape, value.stride(), value.is_conj(), value.is_neg()
+        )  # fmt: skip
 
     def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
         dtype = str(value.dtype).removeprefix("torch.")
