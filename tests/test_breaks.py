@@ -233,6 +233,79 @@ def test_the_owner_of_a_method_is_live_even_if_it_is_a_container_of_tensors(devi
     assert y.tolist() == [2 + 30 + 10] * 2
 
 
+@dataclasses.dataclass
+class Counter:
+    """A container with tensors, whose methods are marked in all the ways there are."""
+
+    inside: Any
+    calls: int = 0
+
+    def _count(self) -> None:
+        self.calls += 1
+
+    @torch.no_grad()
+    @no_graph
+    def under_another_decorator(self) -> None:
+        self._count()
+
+    @no_graph
+    def __private(self) -> None:
+        self._count()
+
+    def private(self) -> None:
+        self.__private()
+
+    def plain(self) -> None:
+        self._count()
+
+    @property
+    @no_graph
+    def shown(self) -> None:
+        self._count()
+
+    @functools.cached_property
+    @no_graph
+    def shown_once(self) -> None:
+        self._count()
+
+    nameless = no_graph(lambda self: self._count())
+    with_more = functools.partialmethod(no_graph(lambda self, _: self._count()), 1)
+
+    @staticmethod
+    @no_graph
+    def beside(counter: Any) -> None:
+        counter._count()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda counter: counter.under_another_decorator(),
+        lambda counter: counter.private(),
+        lambda counter: no_graph(counter.plain)(),
+        lambda counter: counter.shown,
+        lambda counter: counter.shown_once,
+        lambda counter: counter.nameless(),
+        lambda counter: counter.with_more(),
+    ],
+)
+def test_the_owner_is_live_however_the_method_is_marked(device, call):
+    counter = Counter(torch.ones(2))
+    seq, _ = capture(lambda: call(counter))
+    seq.replay()
+    counter.inside = None
+    seq.replay()
+    assert counter.calls == 3
+
+
+def test_a_static_method_has_no_owner(device):
+    counter = Counter(torch.ones(2))
+    seq, _ = capture(lambda: Counter.beside(counter))
+    assert len(seq.segments[1].args) == 1
+    seq.replay()
+    assert counter.calls == 1
+
+
 def test_a_copy_of_an_object_with_a_marked_method_has_a_method_of_its_own(device):
     model, x = torch.nn.Linear(2, 2, bias=False), torch.ones(1, 2)
     stub = lambda t: t * 0  # noqa: E731
@@ -449,9 +522,6 @@ def test_an_alias_is_the_same_view(device, make):
 
 
 def test_a_tensor_subclass_is_given_itself(device):
-    class Named(torch.Tensor):
-        pass
-
     x, seen = torch.ones(2).as_subclass(Named), []
     seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(x))
     seq.replay()
@@ -642,6 +712,11 @@ def test_a_tensor_that_stands_for_others_in_a_transform_is_refused(device):
         lambda t: collections.deque([[t * 2]]),
         lambda t: types.SimpleNamespace(inside={"t": t * 2}),
         lambda t: (1, Slotted(t * 2)),
+        lambda t: {"a": t * 2}.values(),
+        lambda t: iter([t * 2]),
+        lambda t: functools.partial(print, t * 2),
+        lambda t: types.SimpleNamespace(inside={t * 2: 1}),
+        lambda t: types.SimpleNamespace(inside=(t * 2).as_subclass(Named)),
     ],
 )
 def test_new_tensors_inside_of_a_returned_object_are_refused(device, make):
@@ -652,10 +727,45 @@ def test_new_tensors_inside_of_a_returned_object_are_refused(device, make):
 
 
 class Slotted:
-    __slots__ = ("inside",)
+    __slots__ = ("__inside",)
 
     def __init__(self, inside: Any) -> None:
-        self.inside = inside
+        self.__inside = inside
+
+
+class Named(torch.Tensor):
+    pass
+
+
+@dataclasses.dataclass
+class Doubled:
+    """One field, and one attribute that is none."""
+
+    inside: Any
+
+    def __post_init__(self) -> None:
+        self.twice = None if self.inside is None else self.inside * 2
+
+
+def with_attribute(container: Any, value: Any) -> Any:
+    container.size = value
+    return container
+
+
+@pytest.mark.parametrize("outputs", ["reject", "static"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: [with_attribute(Sized(1), t * 2)],
+        lambda t: with_attribute(Doubled(None), [t * 2]),
+        lambda t: {t * 2: 1},
+    ],
+)
+def test_new_tensors_beside_the_parts_of_a_container_are_refused(device, make, outputs):
+    x = torch.ones(2)
+    with pytest.raises(CaptureError, match="beside its parts"):
+        capture(lambda: no_graph(outputs=outputs)(make)(x))
+    assert_nothing_open(device)
 
 
 def test_objects_with_older_tensors_in_them_and_arguments_are_returned(device):
@@ -718,7 +828,9 @@ def test_a_break_that_moves_or_reshapes_its_argument_is_refused(device, move):
         no_graph(lambda given: done(move(given["y"])))({"y": y})
         return y + 1
 
-    with pytest.raises(CaptureError, match=r"gave its argument 0\['y'\] other memory or another shape"):
+    with pytest.raises(
+        CaptureError, match=r"gave its argument 0\['y'\] other memory or another shape"
+    ):
         capture(body)
     assert_nothing_open(device)
 

@@ -6,7 +6,10 @@ import _thread
 import time
 from typing import Any
 
-from breakable_cuda_graphs import debugging
+import pytest
+
+from breakable_cuda_graphs import debugging, force_no_graph, no_graph
+from helping import capture
 
 
 def test_a_thread_with_little_python_below_has_a_place_too() -> None:
@@ -24,3 +27,16 @@ def test_a_thread_with_little_python_below_has_a_place_too() -> None:
         time.sleep(0.001)
     line = work.__code__.co_firstlineno + 2
     assert places == [f"{__file__}:{line}"]
+
+
+def test_the_line_is_the_users_where_a_library_calls_the_break(device: Any) -> None:
+    """A module's `__call__`, or a decorator of torch's, stands between the two."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    module, x = torch.nn.Identity(), torch.ones(2)
+    module.forward = no_graph(lambda t: None)
+    forced = torch.no_grad()(force_no_graph)
+    line = test_the_line_is_the_users_where_a_library_calls_the_break.__code__.co_firstlineno + 7
+    seq, _ = capture(lambda: (module(x), forced()))
+    assert [segment.line for segment in seq.segments[1:]] == [f"{__file__}:{line}"] * 4
+    (watched,) = seq.watched
+    assert watched.endswith(f"captured at {__file__}:{line}")

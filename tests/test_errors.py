@@ -70,6 +70,9 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
         {"function": "f"},
         'break f|result[0]|outputs="static"|argument',
     ),
+    "break_returns_arrays_beside": (
+        ("f", "Box"), CaptureError, {"function": "f"}, "break f|Box|fields|keys|static",
+    ),
     "result_of_unknown_type": (
         ("f", ".a", "Model"),
         CaptureError,

@@ -73,6 +73,58 @@ def test_new_values_land_in_the_same_places(device, name):
         assert y.tolist() == [value * 2 + 1] * 2
 
 
+class Key:
+    """A key that says nothing of itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return "key"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def test_keys_of_any_type_have_places_of_their_own(device):
+    x, order = torch.ones(2), [1, 2]
+
+    @static
+    def work(t: Any) -> Any:
+        return {Key(number): t * number for number in order}
+
+    def body() -> Any:
+        result = work(x)
+        return result[Key(1)] + 10 * result[Key(2)]
+
+    seq, y = capture(body)
+    x.fill_(3)
+    seq.replay()
+    assert y.tolist() == [63, 63]
+    order.reverse()
+    with pytest.raises(ReplayError, match="another structure"):
+        seq.replay()
+
+
+def test_no_key_is_printed_that_is_a_tensor(device, monkeypatch):
+    """That would wait for the device."""
+    x, state = torch.ones(2), {torch.nn.Parameter(torch.ones(2)): torch.ones(2)}
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: pytest.fail("printed"))
+
+    @static
+    def work(state: Any, t: Any) -> Any:
+        return dict.fromkeys(state, t * 2)
+
+    seq, y = capture(lambda: next(iter(work(state, x).values())) * 1)
+    x.fill_(4)
+    seq.replay()
+    assert y.tolist() == [8, 8]
+    assert "[Parameter 0]" in seq.explain() + str(seq.watched)
+
+
 def test_what_is_no_tensor_is_that_of_the_capture(device):
     seq, result = capture(lambda: static(lambda: (None, 1, 2.5, True, "s", b"b", [], {}))())
     assert result == (None, 1, 2.5, True, "s", b"b", [], {})

@@ -9,7 +9,6 @@ when a capture is told to (`record_stacks=True`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import blocks
 from ._driver.threads import Home
+from .debugging import is_library_file
 from .journals import Page, of_block, open_recording
 
 if TYPE_CHECKING:
@@ -124,24 +124,10 @@ class StackRecorder:
 #: The running functions and their lines, the innermost first.
 Line = tuple[tuple[CodeType, int], ...]
 
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_LIBRARIES = ("torch", "cupy", "numba", "triton", "numpy", "cuda", "numba_cuda")
-_PACKAGES = os.sep + "site-packages" + os.sep
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library_file(name: str) -> bool:
-    if name.startswith((_HERE, "<frozen")):
-        return True
-    _, found, inside = name.rpartition(_PACKAGES)
-    if found:
-        return inside.split(os.sep)[0] in _LIBRARIES
-    return name.startswith(_STANDARD)
-
 
 def _is_library(frame: FrameType) -> bool:
     """Whether a function is one whose lines are nobody's."""
-    return _is_library_file(frame.f_code.co_filename)
+    return is_library_file(frame.f_code.co_filename)
 
 
 def _is_traced(frame: FrameType) -> bool:

@@ -70,13 +70,17 @@ def no_graph(
 
 
 def _mark(
-    function: Callable[..., Any], *, enable: bool, stub: Callable[..., Any] | None, static: bool
-) -> Callable[..., Any]:
+    function: Callable[..., Any], *, enable: bool, stub: Callable[..., Any] | None, static: bool,
+    is_bound: bool = False,
+) -> Callable[..., Any]:  # fmt: skip
+    """`is_bound`: the first argument of each call is the owner of a bound method."""
     if isinstance(function, (staticmethod, classmethod)):  # the mark may stand above or below them
         made = _mark(function.__func__, enable=enable, stub=stub, static=static)
         return type(function)(made)
     if isinstance(function, types.MethodType):  # a copy of its owner gets a method of the copy
-        made = _mark(function.__func__, enable=enable, stub=_without_self(stub), static=static)
+        made = _mark(
+            function.__func__, enable=enable, stub=_without_self(stub), static=static, is_bound=True
+        )
         return types.MethodType(made, function.__self__)
     if isinstance(function, property):
         raise errors.marked_property()
@@ -95,7 +99,8 @@ def _mark(
         if block is None:
             return function(*args, **kwargs)
         body, replacement = function, stub
-        if args and structures.children(args[0]) is not None and _is_method(function, args[0]):
+        is_container = bool(args) and structures.children(args[0]) is not None
+        if is_container and (is_bound or _is_method(function, args[0])):
             # The owner is no argument that holds tensors: it is what it is at the time of the replay.
             body, args = functools.partial(function, args[0]), args[1:]
             replacement = None if stub is None else functools.partial(stub, body.args[0])
@@ -115,10 +120,25 @@ def _without_self(stub: Callable[..., Any] | None) -> Callable[..., Any] | None:
 
 
 def _is_method(function: Callable[..., Any], owner: Any) -> bool:
-    """Whether a marked function is a method of an object."""
-    name = getattr(function, "__name__", "")
-    found = [vars(kind).get(name) for kind in type(owner).__mro__]
-    return any(getattr(each, "__wrapped__", None) is function for each in found)
+    """Whether a marked function is a method of an object, under whatever name or decorators."""
+    kinds = [kind for kind in type(owner).__mro__ if kind.__module__ != "builtins"]
+    members = [member for kind in kinds for member in vars(kind).values()]
+    return any(_leads_to(member, function) for member in members)
+
+
+def _leads_to(member: Any, function: Callable[..., Any]) -> bool:
+    while member is not function:
+        if isinstance(member, (functools.cached_property, functools.partialmethod)):
+            member = member.func
+        elif isinstance(member, property):
+            member = member.fget
+        elif isinstance(member, (staticmethod, classmethod)):
+            return False  # its first argument is not the object
+        else:
+            member = getattr(member, "__dict__", {}).get("__wrapped__")
+        if member is None:
+            return False
+    return True
 
 
 def _name_of(function: Any) -> str:

@@ -353,6 +353,16 @@ def break_returns_hidden_arrays(name: str, path: str, kind: str) -> CaptureError
     return error
 
 
+def break_returns_arrays_beside(name: str, kind: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} returns a {kind} with CUDA tensors beside its parts (as attributes that are no "
+        "fields, or as keys), and no replay would bring new values there. Return them as items or as "
+        'fields, with @no_graph(outputs="static"), or write them into an argument.'
+    )
+    error.function = name
+    return error
+
+
 def break_unfinished(name: str, path: str, kind: str) -> CaptureError:
     error = CaptureError(
         f"the break {name} returns a {kind} (result{path}), whose work is still to be done: it would run "

@@ -10,7 +10,7 @@ plain copy would broadcast, cast or misalign without a word.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
 from numbers import Number
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -73,18 +73,34 @@ def refuse_arrays(
         refuse_unfinished(name, path, leaf)
         if given is None:
             given = {id(each) for _, each in structures.leaves_of_call(*call)}
-        if id(leaf) not in given and _holds_new_arrays(leaf, find, session):
+        if id(leaf) not in given and _are_any_new(structures.within(leaf), find, session):
             raise errors.break_returns_hidden_arrays(name, path, type(leaf).__name__)
+    refuse_beside(name, value, find, session)
 
 
-def _holds_new_arrays(value: Any, find: FindArrays, session: Session) -> bool:
-    for each in structures.within(value):
+def refuse_beside(name: str, value: Any, find: FindArrays, session: Session) -> None:
+    """What a container holds besides its parts is not brought to any place by a replay."""
+    if _are_any_new(structures.beside(value), find, session):
+        raise errors.break_returns_arrays_beside(name, type(value).__name__)
+
+
+def _are_any_new(things: Iterable[Any], find: FindArrays, session: Session) -> bool:
+    for each in things:
         arrays = find(each)
-        if arrays is not None and arrays.can_alias(each):
-            address, nbytes, _ = arrays.storage(each)
-            if nbytes and session.birth(address) is Birth.BREAK:
-                return True
+        if arrays is not None and _is_new(each, arrays, session):
+            return True
     return False
+
+
+def _is_new(value: Any, arrays: Arrays, session: Session) -> bool:
+    """Whether a break has made an array; of a kind of tensor that says nothing of its memory: no."""
+    try:
+        address, nbytes, _ = arrays.storage(value)
+    except Exception:
+        if arrays.can_alias(value):
+            raise
+        return False
+    return bool(nbytes) and session.birth(address) is Birth.BREAK
 
 
 #: What a call returns whose body is still to be run, by whoever asks for the result.
@@ -118,6 +134,7 @@ class StaticResult:
         self._by_origin: dict[tuple[Any, ...], _Place] = {}
         self._fresh: set[int] = set()  # memory of results that got a buffer
         self._outline = outline(value)
+        refuse_beside(name, value, scene.find, scene.session)
         self._share(value, scene)
         #: what the rest of the capture sees; the caller takes it, nothing is kept of it here
         self.value = structures.rebuilt(value, lambda leaf, path: self._settle(leaf, path, scene))

@@ -7,10 +7,10 @@ object that it is, so that a break can fill a list of the caller's.
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import functools
+import gc
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ Replace = Callable[[Any, str], Any]
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of a container as (path step, part), or None for anything else."""
     if isinstance(value, dict):
-        return [(f"[{key!r}]", part) for key, part in value.items()]
+        return [(_step(key, at), part) for at, (key, part) in enumerate(value.items())]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", part) for name, part in zip(value._fields, value, strict=True)]
     if isinstance(value, (tuple, list)):
@@ -30,6 +30,14 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
         names = [field.name for field in dataclasses.fields(value)]
         return [(f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
     return None
+
+
+_NAMES = (str, int, float, bool, bytes, type(None))
+
+
+def _step(key: Any, at: int) -> str:
+    """How a key is written in a path: one that could be anything, a tensor even, by its place."""
+    return f"[{key!r}]" if type(key) in _NAMES else f"[{type(key).__name__} {at}]"
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,13 +166,21 @@ def shape(value: Any, above: tuple[int, ...] = ()) -> Any:
     if id(value) in above:
         return above[::-1].index(id(value))  # a container inside itself: how far up it is
     inside = (*above, id(value))
-    return type(value).__name__, tuple((step, shape(part, inside)) for step, part in parts)
+    steps = tuple((step, shape(part, inside)) for step, part in parts)
+    return type(value).__name__, steps, _keys_by_place(value)
+
+
+def _keys_by_place(value: Any) -> dict[Any, int] | None:
+    """The keys of a dict that its steps do not name."""
+    if not isinstance(value, dict):
+        return None
+    return {key: at for at, key in enumerate(value) if type(key) not in _NAMES} or None
 
 
 #: Values that hold nothing which somebody could have put there, or too much.
 _OPAQUE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
-    str, bytes, int, float, complex,
+    types.CodeType, types.FrameType, types.TracebackType, str, bytes, int, float, complex,
 )  # fmt: skip
 
 _MANY = 1000
@@ -175,23 +191,38 @@ def within(value: Any) -> Iterator[Any]:
 
     Of large ones only the first thousand things.
     """
-    left, seen = [value], set[int]()
-    while left and len(seen) < _MANY:
+    return _reached([value], set())
+
+
+def beside(value: Any) -> Iterator[Any]:
+    """What the containers of a value hold besides their parts, and what that holds.
+
+    The attributes of a list or of a data class that are no fields, and the keys of a dict.
+    """
+    found: list[Any] = []
+    parts = [part for _, part in leaves(value)]
+    known = {id(part) for part in parts}
+    for container in _containers(value, ()):
+        known.add(id(container))
+        found += gc.get_referents(container)
+    return _reached(found, known)
+
+
+def _containers(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
+    parts = children(value)
+    if parts is not None and id(value) not in above:
+        yield value
+        for _, part in parts:
+            yield from _containers(part, (*above, id(value)))
+
+
+def _reached(left: list[Any], seen: set[int]) -> Iterator[Any]:
+    most = len(seen) + _MANY
+    while left and len(seen) < most:
         each = left.pop()
         if id(each) not in seen and not isinstance(each, _OPAQUE):
             seen.add(id(each))
             yield each
-            parts = children(each)
-            left += _held(each) if parts is None else [part for _, part in parts]
-
-
-def _held(value: Any) -> list[Any]:
-    if isinstance(value, (set, frozenset, collections.deque)):
-        return [*value]
-    if isinstance(value, types.MappingProxyType):
-        return [*value.values()]
-    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
-    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
-    held = [getattr(value, name, None) for name in names if not name.startswith("__")]
-    own = getattr(value, "__dict__", None)
-    return [*held, *own.values()] if type(own) is dict else held
+            left += gc.get_referents(
+                each
+            )  # whatever its type is, and without running code of its own
