@@ -50,6 +50,8 @@ def bump(t: Any) -> None:
         ({"barrier_fn": 3}, TypeError, "`barrier_fn` must be callable"),
         ({"generators": 3}, TypeError, "generators must be generators in a list"),
         ({"host_nodes": "maybe"}, ValueError, "'refuse', 'allow'"),
+        ({"capture_error_mode": ["global"]}, ValueError, "'relaxed', not list"),
+        ({"host_nodes": torch.ones(2)}, ValueError, "'allow', not Tensor"),  # and is not printed
     ],
 )
 def test_bad_arguments_are_refused_at_once_by_name(device, arguments, error, words):

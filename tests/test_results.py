@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unittest.mock
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
@@ -281,10 +282,16 @@ class Opaque:
     pass
 
 
+class Unwilling:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
 @pytest.mark.parametrize(
     ("value", "name"),
     [
         (Opaque(), "Opaque"),
+        (unittest.mock.MagicMock(), r"a MagicMock \(result"),
         ([{"a": Opaque()}], "Opaque"),
         ({1, 2}, "set"),
         (lambda: None, "function"),
@@ -296,6 +303,11 @@ def test_other_types_are_refused_by_name(device, value, name):
     with pytest.raises(CaptureError, match=name):
         capture(lambda: static(lambda: value)())
     assert_nothing_open(device)
+
+
+def test_an_object_that_answers_nothing_is_refused_by_name(device):
+    with pytest.raises(CaptureError, match=r"a Unwilling \(result"):
+        capture(lambda: static(Unwilling)())
 
 
 def test_subclasses_are_refused_by_name(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import pytest
@@ -403,3 +404,17 @@ def test_a_sequence_has_a_page(device: Any) -> None:
     assert isinstance(scene.first[1], KernelNode)
     assert ctypes.sizeof(ctypes.c_float) * N == scene.x.nbytes
     scene.seq.reset()
+
+
+def test_a_tracer_that_the_body_sets_stays(device):
+    """A debugger that is started inside of a block is not switched off by the end of it."""
+
+    def trace(*_: Any) -> None: ...
+
+    seq, before = CUDAGraphSequence(), sys.gettrace()
+    try:
+        with breakable_graph(seq, record_stacks=True):
+            sys.settrace(trace)
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)

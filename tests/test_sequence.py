@@ -474,7 +474,8 @@ def test_a_sequence_in_a_cycle_collected_inside_a_capture_harms_nothing(device):
 
 def test_copies_and_pickles_say_why_not(device):
     seq, _ = capture(lambda: torch.ones(2) + 1)
-    for owner in (seq, *seq.segments):
+    _, _ = capture(lambda: bump(torch.ones(2)), seq)
+    for owner in (seq, *seq.segments, breakable_graph(seq)):
         for act in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match=f"a {type(owner).__name__} .* owns CUDA graphs"):
                 act(owner)

@@ -92,7 +92,9 @@ class StackRecorder:
 
     def stop(self) -> None:
         """Note what the last line has added, and trace no more."""
-        if self._home.is_here():
+        if (
+            self._home.is_here() and sys.gettrace() == self._trace
+        ):  # else it is somebody's since then
             sys.settrace(self._previous)
         for frame, before in self._frames:
             frame.f_trace = before

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from . import blocks, debugging, errors, results, structures, traps
 from ._driver import bindings, capturing, contexts, reading, release, userobjects
@@ -111,6 +111,9 @@ class breakable_graph:
         self._record_stacks = record_stacks
         self._host_nodes = host_nodes
         self._block: Block | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable(type(self).__name__)
 
     def __enter__(self) -> None:
         release.guard_collections()

@@ -203,7 +203,10 @@ def marked_unfinished(name: str) -> TypeError:
 
 
 def bad_choice(name: str, given: object, choices: Sequence[str]) -> ValueError:
-    return ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {given!r}")
+    what = (
+        repr(given) if isinstance(given, str) else type(given).__name__
+    )  # to print a tensor is to wait
+    return ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {what}")
 
 
 def bad_type(name: str, given: object, wanted: str) -> TypeError:

@@ -256,10 +256,16 @@ class StaticResult:
             raise errors.result_moved(self._name, path)
 
 
+#: Where arrays come from; the attributes of other objects may be anything, and asking for them may fail.
+_LIBRARIES = frozenset({"torch", "cupy", "numba", "numpy"})
+
+
 def in_words(leaf: Any) -> str:
     """The type of a leaf, and of a tensor what makes it another kind of tensor."""
     if leaf is None:
         return "None"
+    if _LIBRARIES.isdisjoint(kind.__module__.partition(".")[0] for kind in type(leaf).__mro__):
+        return type(leaf).__name__
     layout = str(getattr(leaf, "layout", "")).removeprefix("torch.")
     words = [type(leaf).__name__]
     if layout not in ("", "strided"):

@@ -219,6 +219,9 @@ class EagerSegment:
         self._result = result
         self._does_nothing = does_nothing  # force_no_graph: a border without a body
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable(type(self).__name__)
+
     @property
     def line(self) -> str:
         """Where it was called at capture: "file.py:12"."""

@@ -79,6 +79,15 @@ def test_a_function_that_only_the_driver_lacks_says_so_too():
         old.cuFuncGetParamCount(SimulatedKernel(print).handle)
 
 
+def test_the_end_of_the_stack_is_no_missing_function(driver, monkeypatch):
+    def deep(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(driver.module, "cuCtxGetCurrent", deep)
+    with pytest.raises(RecursionError):
+        Driver(driver.module, simulated=True).cuCtxGetCurrent()
+
+
 def test_a_checked_call_is_made_once_and_other_names_are_none(driver):
     assert driver.cuCtxGetCurrent is driver.cuCtxGetCurrent
     assert driver.cuCtxGetCurrent.__name__ == "cuCtxGetCurrent"

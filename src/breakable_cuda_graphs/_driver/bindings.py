@@ -85,6 +85,8 @@ class Driver:
         def checked(*args: Any) -> Any:
             try:
                 values = function(*args)
+            except RecursionError:
+                raise
             except RuntimeError as error:  # the bindings know the function, the driver does not
                 raise errors.driver_call_missing(name, error) from error
             if values[0]:
