@@ -521,6 +521,16 @@ def test_an_alias_is_the_same_view(device, make):
         assert torch.equal(alias, original)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_given_itself_and_is_no_result(device):
+    x, seen = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), []
+    seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(x))
+    seq.replay()
+    assert seen[1] is x
+    with pytest.raises(CaptureError, match="Tensor of nested tensors"):
+        capture(lambda: no_graph(lambda t: t, outputs="static")(x))
+
+
 def test_a_tensor_subclass_is_given_itself(device):
     x, seen = torch.ones(2).as_subclass(Named), []
     seq, _ = capture(lambda: no_graph(lambda t: seen.append(t))(x))

@@ -130,6 +130,9 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
         {"segment": 3, "__cause__": CAUSE},
         "segment 3|the break f|901|@no_graph|.item()|thread_local",
     ),
+    "left_open_in_a_break": (
+        ("f",), CaptureError, {"function": "f"}, "break f|without ending|with statement",
+    ),
     "other_thread": (
         (2, "the break f", "global"),
         CaptureError,

@@ -448,3 +448,35 @@ def test_a_capture_that_another_thread_kills_as_it_begins_names_the_mode(
     assert "thread_local" in "".join(caught.value.__notes__)
     assert "segment 0" in "".join(caught.value.__notes__)
     assert_nothing_open(device)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("begin", [breakable_graph, lambda _: Graph().capture()])
+def test_what_a_break_has_begun_and_not_ended_is_ended_with_it(device, begin, fails):
+    """Left open, it would be put back after the block around it, and leave a wrong stream current."""
+    x, inner, begun = torch.ones(2), CUDAGraphSequence(), []
+
+    @no_graph
+    def careless(t: Any) -> None:
+        begun.append(begin(inner))
+        begun[0].__enter__()
+        if fails:
+            raise Boom
+
+    def body() -> None:
+        careless(x * 2)
+
+    with pytest.raises(
+        Boom if fails else CaptureError, match=None if fails else "without ending it"
+    ):
+        capture(body)
+    assert_nothing_open(device)
+    if fails:
+        begun[0].__exit__(Boom, Boom(), None)  # the error is the one to see
+    else:
+        with pytest.raises(CaptureError, match="not open"):
+            begun[0].__exit__(None, None, None)
+    assert_nothing_open(device)
+    _, y = capture(lambda: x * 3, inner)
+    inner.replay()
+    assert y.tolist() == [3, 3]

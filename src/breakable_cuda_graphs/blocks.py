@@ -124,6 +124,19 @@ def sweep() -> None:
                 each.put_back()
 
 
+def end_inside(block: Block) -> bool:
+    """End what this thread has begun inside of a block and has not ended; whether there was any."""
+    if len(unfinished) == 1 or block not in unfinished:
+        return False
+    begun = list(unfinished)
+    left = [each for each in begun[begun.index(block) + 1 :] if each.home.is_here()]
+    for each in left:
+        each.is_abandoned = True
+    if left:
+        sweep()
+    return bool(left)
+
+
 def is_running(thing: object, work: frozenset[CodeType]) -> bool:
     """Whether one of these methods of a thing is on this thread's stack."""
     frame: FrameType | None = sys._getframe(1)

@@ -138,6 +138,11 @@ class breakable_graph:
         block = self._block
         if block is None:
             raise errors.block_not_open()
+        if block.is_home() and block not in blocks.unfinished:  # the block around it has ended it
+            self._block = None
+            if error is None:
+                raise errors.block_not_open()
+            return
         block.is_abandoned = True
         self._block = None
         block.close(error)
@@ -539,8 +544,11 @@ class Block(blocks.Unfinished):
                 self._barrier_fn()
             call = self._call if self._is_stream_current() else self._call_on_stream
             value = call(function, args, kwargs, name, stub, static)
+            if blocks.end_inside(self):
+                raise errors.left_open_in_a_break(name)
         except BaseException as error:
             self._poison = error
+            blocks.end_inside(self)
             raise
         finally:
             self.in_break = ""

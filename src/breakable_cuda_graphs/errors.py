@@ -605,8 +605,8 @@ def nested_block(in_ours: bool) -> CaptureError:
     )
 
 
-def block_not_open() -> CaptureError:
-    return CaptureError("this breakable_graph block is not open: it was left already")
+def block_not_open(what: str = "breakable_graph block") -> CaptureError:
+    return CaptureError(f"this {what} is not open: it was left already")
 
 
 _OTHER_THREAD = (
@@ -633,6 +633,16 @@ def capture_lost(segment: int, where: str, mode: str, cause: BaseException) -> C
     )
     error.__cause__ = cause
     return _at(error, segment)
+
+
+def left_open_in_a_break(name: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} began a capture (breakable_graph, or a capture into a graph) and returned "
+        "without ending it: it was ended, and nothing of it is kept. Leave it inside of the break, by a "
+        "with statement."
+    )
+    error.function = name
+    return error
 
 
 def other_thread(segment: int, where: str, mode: str) -> CaptureError:

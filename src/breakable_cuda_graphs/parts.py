@@ -93,6 +93,10 @@ class Recording(blocks.Unfinished):
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.is_abandoned = True
+        if self.is_home() and self not in blocks.unfinished:  # the block around it has ended it
+            if error is None:
+                raise errors.block_not_open("part of a graph")
+            return
         if not self.is_home():  # what is that thread's own, it has to put back
             if error is None:
                 raise errors.left_elsewhere("part", self.home.is_in_parent())

@@ -272,6 +272,8 @@ def in_words(leaf: Any) -> str:
         words.append(f"of layout {layout}")
     if getattr(leaf, "is_quantized", False):
         words.append(f"of type {leaf.dtype}".replace("torch.", ""))
+    if getattr(leaf, "is_nested", False):
+        words.append("of nested tensors")
     device = getattr(leaf, "device", None)
     return " ".join([*words, f"on {device}"] if device is not None else words)
 

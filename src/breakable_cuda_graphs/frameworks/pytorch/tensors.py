@@ -43,11 +43,12 @@ class Tensors:
         return isinstance(value, torch.Tensor) and value.device.type == self._device_type
 
     def can_alias(self, value: Any) -> bool:
-        """Ordinary tensors only: of a subclass or a sparse one only the object itself is enough."""
+        """Ordinary tensors only: of a subclass, a sparse or a nested one only the object itself is enough."""
         return (
             type(value) in (torch.Tensor, torch.nn.Parameter)
             and value.layout is torch.strided
             and not value.is_quantized
+            and not value.is_nested
         )
 
     def alias(self, value: Any) -> Any:
