@@ -189,10 +189,10 @@ class Stage:
         self.shows = True
         monkeypatch.setattr(module.torch.cuda, "default_generators", self.generators[:1])
         monkeypatch.setattr(module, "_refuse_other_device", lambda *_: None)
-        monkeypatch.setattr(module, "_scratch", lambda device: self)
         handle = int(self.stream)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: handle, raising=False)
         self.draws = module.Draws(driver, 0, self.stream, tuple(self.generators[1:]))
+        self.draws._scratch = self
 
     def _read(self, count: int, seed: int, offset: int, inside: int, flag: int) -> None:
         words = [_U64.from_address(address).value for address in (seed, offset)]

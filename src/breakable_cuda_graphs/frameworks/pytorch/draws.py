@@ -60,6 +60,7 @@ class Draws:
         with self._traffic.lock:
             self._counters = [_Counter(g) for g in self.generators]
         self._offsets_of_host: list[int] = []
+        self._scratch: Any = None  # a tensor for draws that never run
         self._tensors: list[Tensors] | None = None  # of the generators, once looked at
         self._probes: list[Any] = []  # nodes of the segment that showed where they are
         self.is_guest = False  # another capture had these generators when this segment began
@@ -68,8 +69,8 @@ class Draws:
 
     def make_ready(self) -> None:
         """Before the first segment, with a stream current that is in no capture."""
-        with _unseen():
-            _scratch(self._device)  # in a capture it would be made in a pool
+        with _unseen():  # in a capture it would be made in the pool
+            self._scratch = torch.empty(1, device=torch.device("cuda", self._device))
 
     def open(self, begin_capture: Callable[[], None]) -> None:
         """Let a segment's capture be begun on the stream, and count from the true offsets on."""
@@ -111,7 +112,7 @@ class Draws:
         """Draw a number inside the capture, and see what its kernel was handed."""
         state = generator.get_state()
         with _unseen():
-            _scratch(self._device).uniform_(generator=generator)
+            self._scratch.uniform_(generator=generator)
         generator.set_state(state)
         nodes = self._driver.capture_info(self.stream).dependencies
         self._probes += nodes
@@ -178,6 +179,7 @@ class Draws:
         with self.lock:  # a replay of another thread may be drawing
             for counter in self._counters:
                 counter.finish(failed, is_late)
+        self._scratch = None  # whoever keeps the exception of a block keeps this
 
 
 class _Counter:
@@ -302,15 +304,6 @@ Tensors = tuple[int, int]
 
 #: The same, and the offset inside the graph.
 State = tuple[int, int, int]
-
-_scratches: dict[int, Any] = {}  # of each device
-
-
-def _scratch(device: int) -> Any:
-    """A tensor of one number for draws that never run."""
-    if device not in _scratches:
-        _scratches[device] = torch.empty(1, device=torch.device("cuda", device))
-    return _scratches[device]
 
 
 @contextlib.contextmanager
