@@ -57,6 +57,13 @@ def test_if_takes_its_body_as_python_would(
     assert bool(flag) == expected
 
 
+def test_a_node_without_a_second_body_says_how_to_make_one(device: Any) -> None:
+    graph = Graph()
+    for node in (graph.if_(flag_of(1)), graph.switch(flag_of(1), 3)):
+        with pytest.raises(RuntimeError, match=r"no second body.*orelse=True"):
+            _ = node.orelse
+
+
 @pytest.mark.parametrize("shape", ["13", "12.9"])
 @pytest.mark.parametrize("value", [0, 1])
 def test_if_and_else(shape: str, value: int) -> None:

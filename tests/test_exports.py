@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -49,6 +52,46 @@ def test_every_public_name_is_there_and_says_what_it_is() -> None:
         thing = getattr(breakable_cuda_graphs, name)
         assert thing.__doc__, f"{name} has no docstring"
         assert thing.__module__.startswith("breakable_cuda_graphs")
+
+
+#: What the reference shows beside the public names: modules, and classes that one gets, not makes.
+SHOWN = {
+    "distributed": None,
+    "nodes": None,
+    "simulator": None,
+    "reports": ("Block", "Report", "Row"),
+    "explaining": ("Check", "Finding", "Mark", "Report"),
+    "parts": ("Part",),
+    "comparing": ("Change",),
+    "rebinding": ("Doubt", "Rebound"),
+}
+
+
+def shown() -> Iterator[tuple[str, object]]:
+    """Everything public with its name: functions and classes, and what those have."""
+    modules = [(breakable_cuda_graphs, PUBLIC)]
+    for name, things in SHOWN.items():
+        try:
+            module = importlib.import_module(f"breakable_cuda_graphs.{name}")
+        except ImportError:  # ranks need torch
+            continue
+        modules.append((module, module.__all__ if things is None else things))
+    for module, names in modules:
+        for name in names:
+            thing = getattr(module, name)
+            yield f"{module.__name__}.{name}", thing
+            if inspect.isclass(thing):
+                for inner, value in vars(thing).items():
+                    function = value.fget if isinstance(value, property) else value
+                    function = getattr(function, "__func__", function)
+                    if not inner.startswith("_") and callable(function):
+                        yield f"{module.__name__}.{name}.{inner}", function
+
+
+def test_everything_that_is_public_says_what_it_does() -> None:
+    things = dict(shown())
+    assert len(things) > 200
+    assert [name for name, thing in things.items() if not thing.__doc__] == []
 
 
 def test_all_errors_are_runtime_errors_and_public() -> None:

@@ -56,7 +56,10 @@ def no_graph(
         tensors, numbers, strings and None in tuples, lists, dicts, named tuples and data classes,
         of the same structure, shapes and types every time.
 
-    Raises `TypeError` or `ValueError` for bad arguments.
+    Raises `TypeError` or `ValueError` for bad arguments, and for a generator or an async function. A
+    call in a capture raises `CaptureError` where the segment before it cannot end, or the result or
+    what the body did cannot be replayed; a replay raises `ReplayError` where a static result no longer
+    fits, and what the body raises.
     """
     if capture_stub is not None and not callable(capture_stub):
         raise errors.not_callable("capture_stub", capture_stub)
@@ -159,7 +162,8 @@ def force_no_graph() -> None:
     """End the current segment and begin the next, with nothing in between.
 
     Does nothing outside of a capture and inside a break. It leaves an `EagerSegment` in the sequence;
-    at replay the segments around it are launched as one.
+    at replay the segments around it are launched as one, unless one of them draws random numbers,
+    allocates or has conditional nodes. Raises `CaptureError` where the segment cannot end.
     """
     block = blocks.find() if blocks.open_blocks else None
     if block is not None:

@@ -44,7 +44,7 @@ class capture_together:
     break, or does not come at all, `RankError` is raised on the others and names it; the rank that
     failed raises its own exception. Then no rank has captured anything.
 
-    cuda_graph, stream, capture_error_mode, options: as for `breakable_graph`.
+    cuda_graph, stream, capture_error_mode, and the options not named here: as for `breakable_graph`.
     barrier_fn: called once the ranks have met, before the break's body; then they meet again.
     group: a process group of any backend; None is the default one.
     timeout: how long to wait for a rank, in seconds.
@@ -52,6 +52,9 @@ class capture_together:
     Meetings use the store of the default process group on the host, and run at capture only. What
     the bodies of breaks wait for themselves is theirs: a collective in a break waits for a rank that
     fails inside of that break as long as its process group does.
+
+    Raises, beside those errors, what `breakable_graph` raises; `RuntimeError` without a process group,
+    `ValueError` for a process that is not of the group and for a timeout that is no positive number.
     """
 
     def __init__(

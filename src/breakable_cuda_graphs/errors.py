@@ -972,6 +972,13 @@ def bodies_unknown(node: object) -> RuntimeError:
     )
 
 
+def no_second_body(node: object) -> RuntimeError:
+    return RuntimeError(
+        f"the node {_named(node)} has no second body that could run when the flag is zero: make it with "
+        "if_(flag, orelse=True)"
+    )
+
+
 def copy_differs() -> RuntimeError:
     return RuntimeError(
         "the driver's copy of a captured graph has other nodes than the original, so they cannot be "

@@ -64,7 +64,7 @@ class GraphExec:
                 self._target.launch(handle, stream)
 
     def upload(self, stream: Any = None) -> None:
-        """Bring the graph to the device now, so that the first launch need not."""
+        """Bring the graph to the device now, so that the first launch need not; see `launch`."""
         with _at_home(self._template):
             _, stream = self._stream(stream)
             with self._target.turn():
@@ -158,11 +158,14 @@ class GraphExec:
     # ---- switching nodes off and on
 
     def disable(self, node: Node) -> None:
-        """Skip a kernel, copy or fill from the next launch on; its parameters stay, and can be edited."""
+        """Skip a kernel, copy or fill from the next launch on; its parameters stay, and can be edited.
+
+        Raises `UpdateError` for a node of another kind or graph.
+        """
         self._switch(node, False)
 
     def enable(self, node: Node) -> None:
-        """Let a disabled node run again."""
+        """Let a disabled node run again; see `disable`."""
         self._switch(node, True)
 
     def _switch(self, node: Node, enabled: bool) -> None:

@@ -273,14 +273,17 @@ class Graph:
         return self._add(EmptyNode, works.Empty(), nodes)
 
     def event_record(self, event: Any, after: After = None) -> EventRecordNode:
-        """Add the recording of an event (of torch, CuPy, Numba, the bindings, or a handle)."""
+        """Add the recording of an event (of torch, CuPy, Numba, the bindings, or a handle).
+
+        Raises `TypeError` for what is no event.
+        """
         number, owner = checks.as_event(event)
         return self._add(
             EventRecordNode, works.EventRecord(number), _nodes(after), {"event": owner}
         )
 
     def event_wait(self, event: Any, after: After = None) -> EventWaitNode:
-        """Add a wait for an event that is recorded outside of the graph."""
+        """Add a wait for an event that is recorded outside of the graph; see `event_record`."""
         number, owner = checks.as_event(event)
         return self._add(EventWaitNode, works.EventWait(number), _nodes(after), {"event": owner})
 
@@ -300,6 +303,7 @@ class Graph:
             bits), "wait_nor". `value` is a typed number (ctypes, numpy) of 4 or 8 bytes.
 
         A wait holds up the graph until somebody else, on another stream, has written the word.
+        Raises `TypeError` or `ValueError` for a word that is not aligned or has another size.
         """
         self._template.require_open()
         made = building.batch(self._context, operations)
@@ -310,8 +314,11 @@ class Graph:
     ) -> MemAllocNode:
         """Add an allocation: `.address` is valid from this node to the one that frees it.
 
-        device: its number, by default that of the current context. A graph with allocations has one
-        executable at a time, and nothing can be removed from it.
+        nbytes: how large the memory is; not zero.
+        device: its number, by default that of the current context.
+
+        A graph with allocations has one executable at a time, is no child of another, and nothing can
+        be removed from it. Raises `CUDAError` where the driver refuses.
         """
         template = self._template
         template.require_open()
@@ -330,7 +337,7 @@ class Graph:
         return node
 
     def mem_free(self, memory: MemAllocNode | int, after: After = None) -> MemFreeNode:
-        """Add the end of an allocation of this graph."""
+        """Add the end of an allocation of this graph: of the node that made it, or by its address."""
         if isinstance(memory, MemAllocNode):
             address = memory.address
         elif isinstance(memory, (bool, float)) or not hasattr(memory, "__int__"):
@@ -352,7 +359,8 @@ class Graph:
         `flag` is an array of one number in device memory, read when the graph runs. Fill the bodies
         with `node.body.capture(...)` or node by node; they may hold kernels, copies and fills of the
         device, child graphs and further conditionals. The flag is read by a small kernel that is
-        compiled on first use.
+        compiled on first use. Raises `TypeError` for what is no such array, `RuntimeError` without
+        NVRTC, `CUDAError` on drivers before 12.4 (12.8 with `orelse`).
         """
         return self._conditional(conditionals.IF, 2 if orelse else 1, flag, after)
 
@@ -364,7 +372,10 @@ class Graph:
         return self._conditional(conditionals.WHILE, 1, flag, after)
 
     def switch(self, index: Any, n: int, *, after: After = None) -> ConditionalNode:
-        """Add a node that runs the body of the index's number, of `n` in `node.bodies`, or none."""
+        """Add a node that runs the body of the index's number, of `n` in `node.bodies`, or none.
+
+        `index` is an array of one whole number in device memory; otherwise as `if_`.
+        """
         size = checks.as_size(n, "n")
         if not size:
             raise errors.nothing_to_copy("n")
@@ -402,7 +413,11 @@ class Graph:
         between them may run at the same time. torch's memory of the block is kept for as long as
         the graph. What was captured before a failure is dropped; the graph stays as it was.
 
-        Random numbers of torch, host callbacks, and allocations in a body are refused.
+        mode: as `capture_error_mode` of `breakable_graph`.
+
+        Raises `CaptureError` where the capture cannot begin or was lost, and for random numbers of
+        torch, host callbacks, and in a body for what it cannot hold; `UnjoinedStreamError` for forked
+        work that was not joined.
         """
         self._template.require_open()
         before = _nodes(after)
@@ -464,7 +479,7 @@ class Graph:
 
     def remove(self, node: Node) -> None:
         """Take a node and its edges out of the template. Executables that exist keep theirs, which
-        can be launched and no longer edited.
+        can be launched and no longer edited. Raises `CUDAError` in a graph with allocations.
         """
         self._template.require_open()
         self._template.handles([node])

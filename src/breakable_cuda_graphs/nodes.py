@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from . import errors
 from ._driver import works
 from .demangling import demangled
 from .words import Address, Arg
@@ -158,6 +159,7 @@ class KernelNode(Node):
 
     @property
     def label(self) -> str:
+        """The kernel's name, demangled."""
         return self.name
 
     @property
@@ -457,8 +459,14 @@ class ConditionalNode(Node):
 
     @property
     def orelse(self) -> Graph:
-        """The second body of an IF: what runs when the flag is zero."""
-        return self.bodies[1]
+        """The second body of an IF: what runs when the flag is zero.
+
+        Raises `RuntimeError` for a node that has none: `if_(flag, orelse=True)` makes one.
+        """
+        bodies = self.bodies
+        if self.type not in ("if", "unknown") or len(bodies) < 2:
+            raise errors.no_second_body(self)
+        return bodies[1]
 
     def _graphs(self) -> tuple[Graph, ...]:
         return self.bodies if self._work.bodies else ()
@@ -476,6 +484,7 @@ class UnknownNode(Node):
 
     @property
     def label(self) -> str:
+        """The number of the driver's kind."""
         return f"unknown kind {self.type_id}"
 
     def _describe(self) -> str:
@@ -513,10 +522,12 @@ class Edge(NamedTuple):
 
     @property
     def src(self) -> Node:
+        """The same as `source`."""
         return self.source
 
     @property
     def dst(self) -> Node:
+        """The same as `target`."""
         return self.target
 
 

@@ -88,6 +88,7 @@ class Report:
         `fastest_us` and `slowest_us` are its extremes, `cpu_us` is what `replay()` takes the host.
     profiled_us: a replay with marks. overhead_us: what they have added, `profiled_us - replay_us`.
     mark_us: what one mark takes the host; it is taken out of `cpu_us`.
+    clock_error_us: by how much the host's times and the stream's may lie apart on the timeline.
     replays: how often the sequence was replayed in all.
     pool_bytes: memory of the sequence's pool, where there is one. executable_bytes: device memory of
         its executables, measured by making them again and again; None where that does not show.

@@ -39,7 +39,8 @@ class CUDAGraphSequence:
     `pool` lets sequences share memory: another sequence's `pool()`, a
     `torch.cuda.graph_pool_handle()`, or a `torch.cuda.MemPool`. As with torch's own graphs,
     sequences that share a pool are replayed one at a time, and one's results may be overwritten by
-    another's replay.
+    another's replay. Whether it is one is looked at when the pool is first needed: `TypeError` for
+    anything else, `ValueError` for a pool of another device.
 
     Threads: replays of one sequence from several threads run one after the other.
     """
@@ -238,7 +239,8 @@ class CUDAGraphSequence:
 
         Nodes have their launch shapes, their arguments, and what those are the addresses of. With
         `other`, both sequences are side by side, and what `Graph.diff` finds is marked: parts are
-        paired by their place, nodes as the driver pairs them. The page needs no network.
+        paired by their place, nodes as the driver pairs them. The page needs no network. Raises
+        `OSError` where the file cannot be written.
         """
         if other is not None and not isinstance(other, CUDAGraphSequence):
             raise errors.bad_type("other", other, "a CUDAGraphSequence")
@@ -293,18 +295,29 @@ class CUDAGraphSequence:
 
     # ---- edits
 
-    def rebind(self, moves: Any, verify: Callable[..., Any] | None = None) -> Any:
+    def rebind(self, moves: Any, verify: Callable[..., Any] | None = None) -> rebinding.Rebound:
         """Move addresses: all that lies inside each `old` moves to its `new`, watching with it.
 
-        `moves` is a mapping or pairs of tensors, arrays or `(address, nbytes)`. Kernel arguments,
-        copies, fills, child graphs and break arguments are changed; the report that is returned
-        says where. An address inside a tensor map is opaque and refused, unless `verify`, which
-        captures the same work on other buffers, proves which words move.
+        moves: a mapping of `old` to `new`, or pairs: tensors, arrays or `(address, nbytes)`. Both
+            sides have the same type, shape and layout, and lie in one allocation each.
+        verify: where an address may be inside a tensor map, which is opaque: a function that captures
+            the same work on other buffers and returns that sequence, so that it shows which words
+            move. It is called with the new tensors, if it has parameters.
+
+        Kernel arguments, copies, fills, child graphs and break arguments are changed, from the next
+        replay on; the report says where. All or nothing: raises `ValueError` for what cannot be moved
+        so, `TypeError` for what is no memory, `ReplayError` in a capture or a break of this sequence.
         """
         return rebinding.rebind(self, moves, verify)
 
     def append(self, graph: Any) -> GraphSegment:
-        """Place a `Graph` that was built by hand behind the segments; replays run it in turn."""
+        """Place a `Graph` that was built by hand behind the segments; replays run it in turn.
+
+        Edit it through `.exec` of the segment that is returned: nothing can be added to it any more.
+        Raises `TypeError` for anything but a `Graph`, `RuntimeError` for one that is closed, inside
+        another, or placed already, `ValueError` for one of another device, `ReplayError` after a
+        failed capture.
+        """
         return placing.append(self, graph)
 
     # ---- reset and release
@@ -314,8 +327,10 @@ class CUDAGraphSequence:
 
         A pool that was given, or that `pool()` or `stream` has shown, stays and keeps what it has. One
         that only this sequence knows goes, but for tensors of it that live on; the next capture makes
-        another. Waits for a replay that is still running. Refused inside a capture or a break of this
-        sequence.
+        another. Waits for a replay that is still running.
+
+        Raises `CaptureError` in a capture of this sequence, `ReplayError` in one of its breaks,
+        `ProcessError` in a forked child.
         """
         if self._epoch != process.epoch:
             raise errors.used_after_fork("sequence")

@@ -21,7 +21,8 @@ class Arg:
     """One argument of a kernel: its place, its size in bytes, and a copy of its bytes.
 
     The driver knows no types. The `as_` methods read the bytes as a type of your choice; without
-    `at` the argument must be just that large, with `at` they read that many bytes into a structure.
+    `at` the argument must be just that large, with `at` they begin that many bytes into it. What does
+    not fit is a `ValueError`.
     """
 
     index: int
@@ -41,39 +42,51 @@ class Arg:
         return int(self._read("Q", at))
 
     def as_bool(self, at: int | None = None) -> bool:
+        """A C++ bool, of one byte."""
         return bool(self._read("?", at))
 
     def as_int8(self, at: int | None = None) -> int:
+        """A signed number of one byte."""
         return int(self._read("b", at))
 
     def as_int16(self, at: int | None = None) -> int:
+        """A signed number of 2 bytes."""
         return int(self._read("h", at))
 
     def as_int32(self, at: int | None = None) -> int:
+        """A signed number of 4 bytes."""
         return int(self._read("i", at))
 
     def as_int64(self, at: int | None = None) -> int:
+        """A signed number of 8 bytes."""
         return int(self._read("q", at))
 
     def as_uint8(self, at: int | None = None) -> int:
+        """An unsigned number of one byte."""
         return int(self._read("B", at))
 
     def as_uint16(self, at: int | None = None) -> int:
+        """An unsigned number of 2 bytes."""
         return int(self._read("H", at))
 
     def as_uint32(self, at: int | None = None) -> int:
+        """An unsigned number of 4 bytes."""
         return int(self._read("I", at))
 
     def as_uint64(self, at: int | None = None) -> int:
+        """An unsigned number of 8 bytes."""
         return int(self._read("Q", at))
 
     def as_float16(self, at: int | None = None) -> float:
+        """A half of 2 bytes."""
         return float(self._read("e", at))
 
     def as_float32(self, at: int | None = None) -> float:
+        """A float of 4 bytes."""
         return float(self._read("f", at))
 
     def as_float64(self, at: int | None = None) -> float:
+        """A double of 8 bytes."""
         return float(self._read("d", at))
 
     def as_struct(self, kind: Any) -> Any:

@@ -93,7 +93,7 @@ def simulated_device(
 
     seed: chooses the orders in which executables run their nodes; drawn if it is not given.
     shape: "13" or "12.9", the names and tuples of that major of cuda-bindings.
-    devices: how many devices there are.
+    devices: how many devices there are, at least one.
     check: whether misuse is an error at the end: an `AssertionError` with a sentence for each use
         after release, second release, release in a capture, call from a forked child, open capture,
         and handle that no object owns any more. An exception of the body goes on, with a note.
