@@ -332,18 +332,9 @@ class _Profiler:
         # What the marks have added to the stream's time is measured too, and belongs to no unit.
         mark = max(0.0, profiled - replay) / len(gpu)
         gpu = [max(0.0, taken - mark) for taken in gpu]
-        total = sum(gpu)
-        rows = []
-        for number, unit in enumerate(self._units):
-            busy = min(max(0.0, work[number] - mark), gpu[number])
-            rows.append(
-                self._row(unit, busy, gpu[number] - busy, cpu[number] - stamp, total, waits[number])
-            )
-        rest = Row(
-            kind="replay", name="start and end", scope="", line="", segments=(), gpu_us=0.0,
-            gap_us=gpu[-1], cpu_us=max(0.0, cpu[-1] - stamp), launches=0, nodes=0,
-            share=gpu[-1] / total, waits=False,
-        )  # fmt: skip
+        rows = self._rows(
+            gpu, [taken - stamp for taken in cpu], [each - mark for each in work], waits
+        )
         pool = self._sequence._pool
         with self._quiet():
             pool_bytes = None if pool is None else pool.nbytes()
@@ -363,9 +354,27 @@ class _Profiler:
             clock_error_us=self._clock.error,
             pool_bytes=pool_bytes,
             executable_bytes=executable_bytes,
-            rows=(*rows, rest),
+            rows=rows,
             timeline=self._timeline(marked, work),
         )
+
+    def _rows(
+        self, gpu: Sequence[float], cpu: Sequence[float], work: Sequence[float],
+        waits: Sequence[bool],
+    ) -> tuple[Row, ...]:  # fmt: skip
+        """One a unit, and one for what a replay does besides: the last of `gpu` and of `cpu`."""
+        total = sum(gpu)
+        rows = []
+        for number, unit in enumerate(self._units):
+            busy = min(max(0.0, work[number]), gpu[number])
+            gap = gpu[number] - busy
+            rows.append(self._row(unit, busy, gap, cpu[number], total, waits[number]))
+        rest = Row(
+            kind="replay", name="start and end", scope="", line="", segments=(), gpu_us=0.0,
+            gap_us=gpu[-1], cpu_us=max(0.0, cpu[-1]), launches=0, nodes=0,
+            share=gpu[-1] / total, waits=False,
+        )  # fmt: skip
+        return (*rows, rest)
 
     def _row(
         self, unit: Unit, busy: float, gap: float, cpu: float, total: float, waits: bool

@@ -67,14 +67,10 @@ class Trial:
         """
         from .states import difference, size
 
-        def outcome(run: Callable[[], Any]) -> list[Any]:
-            found: list[Any] = state.outcome(run())
-            return found
-
         eager = [first]
         for _ in range(2):
             state.restore()
-            eager.append(outcome(self.call))
+            eager.append(state.outcome(self.call()))
         spread = max(difference(eager[2], each) for each in eager[:2])
         if spread > _NOISE * max(map(size, eager)):
             return _failed(
@@ -85,32 +81,39 @@ class Trial:
         result, failure = self.capture(marks)
         if failure is not None:
             return _failed(f"the capture with these marks failed: {failure}"), failure
+        return self._compared(state, result, eager[2], _ROOM * spread), None
 
-        def replay() -> Any:
-            self.sequence.replay()
-            return result
+    def _compared(self, state: Any, result: Any, expected: list[Any], tolerance: float) -> Check:
+        """Replays against eager runs, on the given inputs and then on changed ones."""
+        from .states import difference
 
-        tolerance, told = _ROOM * spread, "on the given inputs"
+        told = "on the given inputs"
         try:
             state.restore()
-            apart = difference(eager[2], outcome(replay))
+            apart = difference(expected, self._replayed(state, result))
         except Exception as error:
-            return self._broken(error, tolerance, told), None
+            return self._broken(error, tolerance, told)
         state.restore()
-        if apart <= tolerance and state.change():
-            try:
-                expected = outcome(self.call)
-            except Exception as error:
-                told += f" (with other numbers in them it raises {type(error).__name__}: {error})"
-            else:
-                told = "on the given inputs and on changed ones"
-                state.restore()
-                state.change()
-                try:
-                    apart = max(apart, difference(expected, outcome(replay)))
-                except Exception as error:
-                    return self._broken(error, tolerance, "on changed inputs"), None
-        return self._said(apart, tolerance, told), None
+        if apart > tolerance or not state.change():
+            return self._said(apart, tolerance, told)
+        try:
+            expected = state.outcome(self.call())
+        except Exception as error:
+            told += f" (with other numbers in them it raises {type(error).__name__}: {error})"
+            return self._said(apart, tolerance, told)
+        state.restore()
+        state.change()
+        try:
+            apart = max(apart, difference(expected, self._replayed(state, result)))
+        except Exception as error:
+            return self._broken(error, tolerance, "on changed inputs")
+        return self._said(apart, tolerance, "on the given inputs and on changed ones")
+
+    def _replayed(self, state: Any, result: Any) -> list[Any]:
+        """What a replay leaves in what the captured call returned, and in the memory that it writes."""
+        self.sequence.replay()
+        found: list[Any] = state.outcome(result)
+        return found
 
     def _parts(self) -> str:
         count = len(self.sequence)
