@@ -193,9 +193,6 @@ def calls_for(launches: int, per_call: int) -> int:
 
 # --- what the samples say -------------------------------------------------------------------
 
-Samples = Mapping[str, Mapping[float, Sequence[float]]]
-"""rival -> size -> one sample a round."""
-
 
 def by_rival(cases: Sequence[Case]) -> dict[str, dict[float, list[float]]]:
     """Group samples; rivals in order of first appearance, sizes ascending."""

@@ -6,6 +6,7 @@ The picture is in DESIGN.md; here it is read off the source, imports inside of f
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -171,3 +172,26 @@ def test_each_file_says_what_its_hard_problem_is() -> None:
         and "hard problem" not in (ast.get_docstring(ast.parse(path.read_text())) or "")
     ]
     assert not silent
+
+
+# ---------------------------------------------------------------- the picture's words
+
+_TABLES = ("The files of the public floor", "Each file says in its first lines")
+
+
+def test_design_names_every_file_of_its_tables() -> None:
+    """A file that comes, goes or is renamed changes the tables of layers with it."""
+    text = (ROOT.parents[1] / "DESIGN.md").read_text()
+    begin, end = (text.index(words) for words in _TABLES)
+    named = {name.strip("/") for name in re.findall(r"`([a-z_]+/?)`", text[begin:end])}
+    leaves = {name for name, floor in FLOORS.items() if floor == LEAVES}
+    files = {
+        path.stem if path.is_file() else path.name
+        for folder in (ROOT, ROOT / "frameworks", ROOT / "frameworks" / "pytorch")
+        for path in folder.iterdir()
+        if path.suffix == ".py" or path.is_dir()
+    }
+    folders = {"_driver", "simulator", "frameworks", "pytorch", "__pycache__"}
+    assert files - named - leaves - folders - {"__init__"} == set()
+    known = files | {path.stem for path in ROOT.rglob("*.py")}
+    assert named - known == {"capture_if", "capture_while", "rebind"}  # calls, not files

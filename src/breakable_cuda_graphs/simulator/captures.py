@@ -55,8 +55,6 @@ class Capture:
     thread: object
     origin: Stream
     graph: Graph
-    #: whether the graph was made for this capture (else it is the user's)
-    made_graph: bool
     identity: int = field(default_factory=new_identity)
     status: int = ACTIVE
     streams: list[Stream] = field(default_factory=list)
@@ -174,7 +172,7 @@ class Captures:
         if stream.capture is not None or (graph is not None and graph.captures):
             raise Refusal(ILLEGAL_STATE)
         target = graph or self.graphs.create(lent=True)
-        capture = Capture(mode, self._thread(), stream, target, made_graph=graph is None)
+        capture = Capture(mode, self._thread(), stream, target)
         target.captures += 1
         self.open.append(capture)
         self._join(stream, capture, dependencies)

@@ -57,7 +57,6 @@ class Stream:
     flags: int = 0
     priority: int = 0
     legacy: bool = False
-    built_in: bool = False
     address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
     capture: Capture | None = None
@@ -111,7 +110,7 @@ class Streams:
         if number in LEGACY:
             context = self.contexts.current()
             if context not in self._legacy:
-                self._legacy[context] = Stream(context, legacy=True, built_in=True)
+                self._legacy[context] = Stream(context, legacy=True)
             return self._legacy[context]
         if number == PER_THREAD:
             return self._per_thread(self.contexts.current())
@@ -134,7 +133,7 @@ class Streams:
     def _per_thread(self, context: Context) -> Stream:
         own: dict[Context, Stream] = self.world.thread.__dict__.setdefault("streams", {})
         if context not in own:
-            own[context] = Stream(context, built_in=True)
+            own[context] = Stream(context)
         return own[context]
 
     def usable(self, handle: Handle) -> Stream:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -242,18 +242,13 @@ def _plain_torch() -> Iterator[None]:
 
 
 @contextmanager
-def _same_random_state(values: list[Any]) -> Iterator[Callable[[], bool]]:
-    """Put generators back at the end; yields a question: has anything been drawn?"""
+def _same_random_state(values: list[Any]) -> Iterator[None]:
+    """Put generators back at the end."""
     generators = [torch.default_generator]
     generators += [each for each in values if isinstance(each, torch.Generator)]
     states = [generator.get_state() for generator in generators]
-
-    def drew() -> bool:
-        pairs = zip(generators, states, strict=True)
-        return any(not torch.equal(generator.get_state(), state) for generator, state in pairs)
-
     try:
-        yield drew
+        yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
@@ -361,7 +356,6 @@ class TensorRecorder:
         self.is_recording = False
         self._stream = self._previous = 0
         #: whether a recorded operator has drawn random numbers
-        self.drew_random = False
         #: storages made during recordings of this recorder
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -452,10 +446,9 @@ class TensorRecorder:
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))
         trial = [_stand_in(v) if isinstance(v, torch.Tensor) else v for v in flat]
-        with _same_random_state(flat) as drew:
+        with _same_random_state(flat):
             trial_args, trial_kwargs = pytree.tree_unflatten(trial, spec)
             outcome = func(*trial_args, **trial_kwargs)
-            self.drew_random |= drew()
         written = written_arguments(func, args, kwargs)
         stand_ins = {t.untyped_storage()._cdata for t in trial if isinstance(t, torch.Tensor)}
         new = [t for t in _tensors(outcome) if t.untyped_storage()._cdata not in stand_ins]
