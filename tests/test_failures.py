@@ -207,6 +207,18 @@ def test_an_error_without_a_text_does_no_harm(device):
     assert_nothing_open(device)
 
 
+@pytest.mark.parametrize("what", ["launched", "profiled"])
+def test_an_error_of_ours_in_a_segment_gets_no_advice_on_others(device, what):
+    """It says itself what to do; that the host may have read something is beside the point."""
+    x = torch.ones(2)
+    ready, _ = capture(lambda: bump(x))
+    executable = Graph().instantiate()
+    call = {"launched": executable.launch, "profiled": ready.profile}[what]
+    with pytest.raises(ReplayError) as caught, breakable_graph(CUDAGraphSequence()):
+        call()
+    assert getattr(caught.value, "__notes__", []) == []
+
+
 def test_an_error_that_is_raised_again_is_noted_once(device):
     mine = RuntimeError("something about a capture")
     counts = set()

@@ -46,6 +46,8 @@ _KERNELS = frozenset({reading.KERNEL})
 
 _NOWHERE: frozenset[int] = frozenset()
 
+_OURS = (errors.CaptureError, errors.ReplayError, errors.ProcessError)
+
 
 class breakable_graph:
     """Capture the block as a sequence of CUDA graphs with eager Python between them.
@@ -691,7 +693,7 @@ class Block(blocks.Unfinished):
 
     def _advise(self, error: BaseException) -> None:
         """Notes on the user's exception, where it has to do with the capture."""
-        if not self._is_open or isinstance(error, errors.CaptureError):
+        if not self._is_open or isinstance(error, _OURS):
             return  # ours say what to do themselves
         notes = []
         company = self.session.had_company or len(blocks.open_blocks) > 1
