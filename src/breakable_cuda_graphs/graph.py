@@ -126,7 +126,7 @@ class Graph:
         return len(self._template.driver.graph_nodes(self._template.value))
 
     def diff(self, other: Graph) -> tuple[Any, ...]:
-        """What differs from another graph: `Change`s with `.node`, `.field`, `.old` and `.new`.
+        """What differs from the graph `other`: `Change`s with `.node`, `.field`, `.old` and `.new`.
 
         Nodes are paired in the order in which they were added, as the driver pairs them.
         """
@@ -224,11 +224,15 @@ class Graph:
         dst_pitch: int | None = None, src_pitch: int | None = None, dst_rows: int | None = None,
         src_rows: int | None = None,
     ) -> MemcpyNode:  # fmt: skip
-        """Add a copy of `nbytes` bytes between arrays or addresses, of the device or the host.
+        """Add a copy between memory of the device or the host.
 
-        `nbytes` of two or three numbers (bytes a row, rows, slices) copies in two or three
-        dimensions; then the pitches are bytes from row to row, and the rows are rows from slice to
-        slice, by default without gaps. Raises `ValueError` for an array that is too small.
+        dst, src: arrays, or addresses as ints.
+        nbytes: how many bytes; or bytes a row, rows and slices, for two or three dimensions.
+        dst_pitch, src_pitch: bytes from row to row, by default without gaps.
+        dst_rows, src_rows: rows from slice to slice, by default without gaps.
+
+        Raises `ValueError` for an array that is too small, for no bytes and for rows that overlap,
+        `TypeError` for what is no memory.
         """
         template = self._template
         template.require_open()
@@ -240,12 +244,15 @@ class Graph:
         self, ptr: Any, value: Any, nbytes: int | tuple[int, int], after: After = None, *,
         element_size: int = 1, pitch: int | None = None,
     ) -> MemsetNode:  # fmt: skip
-        """Add a fill of `nbytes` bytes with a value.
+        """Add a fill of device memory with a value.
 
-        `value` is an int that fits an element of `element_size` bytes (1, 2 or 4), or a typed number
-        (ctypes, numpy), whose size is the element's. `nbytes` of two numbers (bytes a row, rows)
-        fills in two dimensions, with `pitch` bytes from row to row. Raises `ValueError` where sizes
-        do not fit.
+        ptr: an array, or an address as an int.
+        value: an int that fits an element, or a typed number (ctypes, numpy) of the element's size.
+        nbytes: how many bytes; or bytes a row and rows, for two dimensions.
+        element_size: bytes of an element, where `value` is an int: 1, 2 or 4.
+        pitch: bytes from row to row, by default without gaps.
+
+        Raises `ValueError` where sizes do not fit, `TypeError` for what is no memory or number.
         """
         self._template.require_open()
         made = building.fill(self._context, ptr, value, nbytes, element_size, pitch)
@@ -288,7 +295,7 @@ class Graph:
         return self._add(EventWaitNode, works.EventWait(number), _nodes(after), {"event": owner})
 
     def host(self, fn: Callable[[], object], after: After = None) -> HostNode:
-        """Add a call of a Python function without arguments, on a thread of the driver's.
+        """Add a call of `fn`, a Python function without arguments, on a thread of the driver's.
 
         It must not use CUDA. What it raises is printed and lost.
         """
@@ -427,7 +434,10 @@ class Graph:
     # ---- changing
 
     def update(self, node: Node, *, from_node: Node | None = None, **changes: Any) -> Node:
-        """Change a node of the template, with the fields of `GraphExec.update`; returns it anew.
+        """Change a node of the template; returns it anew.
+
+        The changes are the keyword arguments of `GraphExec.update`, or `from_node=` alone: a node of
+        any graph, from which everything is taken.
 
         Executables that exist are not affected. Raises `UpdateError`, with `.node` and `.field`, or
         `TypeError`; then nothing has changed.
@@ -447,7 +457,7 @@ class Graph:
         return node._template.node(node._handle)
 
     def link(self, source: Node, target: Node, kind: str = "full") -> None:
-        """Make a node wait for another.
+        """Make the node `target` wait for `source`.
 
         `kind="programmatic"`, between kernels: only for the point at which the source allows it
         (programmatic dependent launch).
@@ -464,7 +474,7 @@ class Graph:
         self._template.driver.add_dependencies(self._template.value, [one], [other], data)
 
     def unlink(self, source: Node, target: Node) -> None:
-        """Take an edge out. Raises `ValueError` if there is none."""
+        """Let `target` wait for `source` no more. Raises `ValueError` if there is no such edge."""
         self._template.require_open()
         one, other = self._pair(source, target)
         driver, graph = self._template.driver, self._template.value
