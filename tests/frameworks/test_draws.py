@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -171,6 +173,13 @@ class DeviceGenerator(SeededGenerator):
         self.device = torch.device("cuda", 0)
 
 
+class Shell:
+    """What torch began a capture with."""
+
+    def reset(self) -> None:
+        pass
+
+
 class Stage:
     """Draws of a block on the simulated driver; `seen` are the seed and offset that kernels read."""
 
@@ -186,13 +195,17 @@ class Stage:
         ]
         self.seen: list[tuple[int, int]] = []
         self.kernel = SimulatedKernel(self._read, _DRAW, name="distribution")
+        self.shell = Shell()
         self.shows = True
         monkeypatch.setattr(module.torch.cuda, "default_generators", self.generators[:1])
         monkeypatch.setattr(module, "_refuse_other_device", lambda *_: None)
         handle = int(self.stream)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: handle, raising=False)
-        self.draws = module.Draws(driver, 0, self.stream, tuple(self.generators[1:]))
-        self.draws._scratch = self
+        self.begin_block(*self.generators[1:])
+
+    def begin_block(self, *generators: Any) -> None:
+        self.draws = module.Draws(self.driver, 0, self.stream, generators)
+        self.draws.scratch = self
 
     def _read(self, count: int, seed: int, offset: int, inside: int, flag: int) -> None:
         words = [_U64.from_address(address).value for address in (seed, offset)]
@@ -214,19 +227,16 @@ class Stage:
         self.draws.open(lambda: capturing.begin(self.driver, self.stream, "relaxed"))
         yield
         info = self.driver.capture_info(self.stream)
-        words = [self.words(node) for node in self.driver.graph_nodes(info.graph)]
+        reader = module.reading.KernelReader(self.driver)
+        words = [reader.words_of(node) for node in self.driver.graph_nodes(info.graph)]
         with self.draws.lock:
-            draw, problem = self.draws.ending(self.draws.states_in(words))
+            states = self.draws.states_in([each for each in words if each is not None])
+            draw, problem = self.draws.ending(states)
             assert problem is None
             self.graph = capturing.end(self.driver, self.stream).graph
-            self.draws.closed()
-        self.draws.take_probes_out()
-        self.runner = self.draws.runner(None) if draw else None
-
-    def words(self, node: Any) -> list[int]:
-        found = module.reading.KernelReader(self.driver).words_of(node)
-        assert found is not None
-        return found
+            self.draws.closed(self.shell)
+        needs_shell = not self.draws.take_probes_out() or draw
+        self.runner = self.draws.runner(self.shell) if needs_shell else None
 
     def close(self) -> None:
         self.driver.cuMemFree(self.memory)
@@ -300,24 +310,6 @@ def test_a_replay_draws_from_where_the_generator_is(stage, start, used, now):
     assert [(what, int(where)) for what, where in launched] == [("executable", int(on.stream))]
 
 
-def test_what_was_drawn_by_kernels_that_do_not_show_it_is_drawn_anew_too(stage):
-    """The offset has moved: whatever reads the tensors has to find the right words there."""
-    on = stage()
-    generator = on.generators[0]
-    with on.segment():
-        on.launch(1, 2, 3, 4, 5)
-        generator.set_offset(generator.get_offset() + 4)
-    on.draws.finish(failed=False)
-    executable = ExecHandle.instantiate(on.graph)
-    generator.state = (11, 80)
-    on.runner._raw_launch = lambda *_: (0,)
-    on.runner.launch(executable.value)
-    assert [_U64.from_address(word).value for word in generator.words] == [11, 40]
-    assert generator.state == (11, 84)
-    executable.close()
-    on.graph.close()
-
-
 def test_a_launch_that_fails_leaves_the_generator(stage):
     on = stage()
     with on.segment():
@@ -337,11 +329,133 @@ def test_each_generator_has_its_own_words_and_one_that_did_not_draw_stays_where_
     on.draws.finish(failed=False)
     executable = ExecHandle.instantiate(on.graph)
     on.generators[1].state = (99, 1000)
+    on.generators[1].set_offset = lambda _: pytest.fail("another thread may have drawn from it")
     on.runner.launch(executable.value)
     assert on.seen == [(9, 40), (7, 40)]
     assert [each.state for each in on.generators] == [(7, 44), (99, 1000), (9, 44)]
     executable.close()
     on.graph.close()
+
+
+def test_a_launch_that_is_interrupted_leaves_numbers_out_and_repeats_none(stage, monkeypatch):
+    monkeypatch.setattr(module, "SHARED_TENSORS", True)
+    on = stage()
+    with on.segment():
+        on.uniform_(on.generators[0])
+    on.draws.finish(failed=False)
+    marked: list[int] = []
+    mark = on.draws._traffic._mark
+    monkeypatch.setattr(type(mark), "record", lambda mark, handle, stream: marked.append(handle))
+    executable = ExecHandle.instantiate(on.graph)
+    launch = on.runner._raw_launch
+
+    def interrupted(*call: Any) -> Any:
+        launch(*call)
+        raise KeyboardInterrupt
+
+    on.runner._raw_launch = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        on.runner.launch(executable.value)
+    assert on.seen == [(7, 40)]
+    assert on.generators[0].state == (7, 44)
+    assert marked == [int(on.stream)], "what follows on another stream does not wait for it"
+    executable.close()
+    on.graph.close()
+
+
+def test_a_generator_that_is_given_twice_is_counted_once(stage):
+    on = stage(2)
+    first, other = on.generators
+    on.begin_block(other, first, other)
+    assert on.draws.generators == (first, other)
+    with on.segment():
+        on.uniform_(other)
+    on.draws.finish(failed=False)
+    assert other.state == (8, 40)
+    on.graph.close()
+
+
+def test_draws_of_kernels_that_hide_the_state_are_written_for_too(stage):
+    """All that tells of them is that the generator has moved."""
+    on = stage()
+    generator = on.generators[0]
+
+    def read(flag: int, seed: int, inside: int, offset: int) -> None:
+        on._read(1, seed, offset, inside, flag)
+
+    hiding = SimulatedKernel(read, (_U64,) * 4, name="hiding")
+    with on.segment():
+        values = ((1, generator.words[0], generator.state[1], generator.words[1]), (_U64,) * 4)
+        on.driver.cuLaunchKernel(hiding.handle, 1, 1, 1, 1, 1, 1, 0, on.stream, values, 0)
+        generator.set_offset(generator.get_offset() + 4)
+    on.draws.finish(failed=False)
+    executable = ExecHandle.instantiate(on.graph)
+    for _ in range(2):
+        on.runner.launch(executable.value)
+    assert (on.seen, generator.state) == ([(7, 40), (7, 44)], (7, 48))
+    executable.close()
+    on.graph.close()
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_graph_with_allocations_keeps_what_looked_in_and_what_that_reads(stage, draws):
+    """The driver takes no node out of such a graph."""
+    on = stage()
+    with on.segment():
+        address = on.driver.cuMemAllocAsync(64, on.stream)
+        if draws:
+            on.uniform_(on.generators[0])
+        else:
+            on.launch(1, *on.generators[0].words, 1024, 0)
+            on.launch(5, *(word + 4096 for word in on.generators[0].words), 1024, 1)
+        on.driver.cuMemFreeAsync(address, on.stream)
+    on.draws.finish(failed=False)
+    assert on.runner._shell is on.shell
+    executable = ExecHandle.instantiate(on.graph)
+    for _ in range(2):
+        on.seen.clear()
+        on.runner.launch(executable.value)
+    drawn = 4 if draws else 0
+    assert on.generators[0].state == (7, 40 + 2 * drawn)
+    if draws:
+        assert on.seen[0] == (7, 44)
+    executable.close()
+    on.graph.close()
+
+
+def test_where_the_tensors_are_is_believed_while_a_shell_that_knows_the_generator_lives(
+    stage, monkeypatch
+):
+    """They go with the last such shell, and the next segment's are elsewhere."""
+    monkeypatch.setattr(module, "SHARED_TENSORS", True)
+    on = stage()
+    with on.segment():
+        on.launch(*LIKENESS, 1)
+    assert on.runner is None
+    alive = weakref.ref(on.shell)
+    on.graph.close()
+    on.shell = Shell()
+    assert alive() is not None
+    with on.segment():
+        on.launch(*LIKENESS, 1)
+    on.graph.close()
+    assert alive() is not None
+    on.draws = None
+    assert alive() is None
+
+
+def test_a_draw_that_launches_nothing_costs_the_segment_no_node(stage, monkeypatch):
+    on = stage()
+    generator = on.generators[0]
+    on.draws.open(lambda: capturing.begin(on.driver, on.stream, "relaxed"))
+    on.uniform_(generator)
+    monkeypatch.setattr(on, "uniform_", lambda generator: None)
+    with pytest.raises(CaptureError, match="does not show where the generator"):
+        on.draws.states_in([STATE])
+    assert on.draws._probes == []
+    capturing.discard(on.driver, on.stream)
+    with on.draws.lock:
+        on.draws.ended()
 
 
 def test_what_only_looks_like_a_generators_state_is_never_written_to(stage):
@@ -352,6 +466,30 @@ def test_what_only_looks_like_a_generators_state_is_never_written_to(stage):
     assert on.runner is None
     assert len(on.driver.graph_nodes(on.graph.value)) == 1
     assert on.generators[0].state == (7, 40)
+    on.graph.close()
+
+
+def test_a_draw_into_a_guests_copy_is_seen_whoever_else_has_drawn(stage):
+    on = stage(2)
+    on.draws.open(lambda: capturing.begin(on.driver, on.stream, "relaxed"))
+    on.uniform_(on.generators[0])
+    on.draws.had_guest = True
+    own, copy = (*on.generators[0].words, 40), (SEED, OFFSET, 0)
+    with on.draws.lock:
+        draws, problem = on.draws.ending([own, copy])
+        assert not draws
+        assert "another capture" in str(problem)
+        capturing.discard(on.driver, on.stream)
+        on.draws.ended()
+
+
+def test_a_host_is_not_moved_on_by_what_a_guest_has_drawn(stage):
+    on = stage()
+    with on.segment():
+        on.draws.had_guest = on.draws.is_spoilt = True
+        on.generators[0].set_offset(44)
+    assert on.runner is None
+    on.draws.finish(failed=False)
     on.graph.close()
 
 
@@ -390,7 +528,7 @@ def test_kernels_that_do_not_show_the_generators_state_are_refused(stage):
         on.draws.ended()
 
 
-def test_modes_of_the_users_do_not_see_the_draw_that_looks(monkeypatch):
+def test_modes_and_transforms_of_the_users_do_not_see_the_draw_that_looks(monkeypatch):
     seen: list[str] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -403,6 +541,16 @@ def test_modes_of_the_users_do_not_see_the_draw_that_looks(monkeypatch):
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
+    def drawing(x: Any) -> Any:
+        with module._unseen():
+            torch.empty(1).uniform_()
+        return (x * x).sum()
+
+    x = torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own way to load jvp
+        torch.func.vmap(torch.func.grad(drawing))(x)
+        torch.func.jvp(drawing, (x,), (x,))
     with Functions(), Watch(), torch.inference_mode():
         with module._unseen():
             made = torch.empty(1)

@@ -372,7 +372,7 @@ def test_breaks_in_backward_are_captured_in_the_relaxed_mode() -> None:
 # ---------------------------------------------------------------- a sequence
 
 
-def test_a_sequence_says_what_torch_launches_and_what_is_joined() -> None:
+def test_a_sequence_says_what_draws_and_what_is_joined() -> None:
     x, seq = dev(1), CUDAGraphSequence()
     with breakable_graph(seq):
         x.add_(1)
@@ -384,7 +384,7 @@ def test_a_sequence_says_what_torch_launches_and_what_is_joined() -> None:
     page = seq.explain()
     assert "by torch" in page
     assert "2 segments in one launch" in page
-    assert "segment 4 is launched by torch: it draws random numbers" in page
+    assert "segment 4 draws random numbers: seed and offset are written for it" in page
     assert "inside another capture it is refused: its segments draw random numbers" in page
     assert y.shape == (64,)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, force_no_graph, no_graph
+from breakable_cuda_graphs._driver import bindings
 
 from .helpers import busy, dev, kinds, same, sync, torch, warm_up
 
@@ -147,6 +148,26 @@ def forced(x: Any) -> Any:
     y = y + torch.rand_like(y)
     force_no_graph()
     return y + torch.rand_like(y)
+
+
+@body_named("a segment that allocates in its stream's order")
+def allocating(x: Any) -> Any:
+    driver, stream = bindings.current(), int(torch.cuda.current_stream().cuda_stream)
+    memory = driver.cuMemAllocAsync(256, stream)
+    y = dropout(x, 0.5)
+    driver.cuMemFreeAsync(memory, stream)
+    eager_dropout(y)
+    return y + torch.rand_like(y)
+
+
+@body_named("a segment that ends inside of a transform")
+def transformed(x: Any) -> Any:
+    def loss(t: Any) -> Any:
+        y = t * torch.rand(64, device="cuda")
+        force_no_graph()
+        return (y * y * torch.rand(64, device="cuda")).sum()
+
+    return torch.func.grad(loss)(x)
 
 
 @no_graph

@@ -92,7 +92,7 @@ class Accompanied:
         if late and captured.problem is None:
             captured.problem = errors.library_came_late(late[0])
         if any(kept):
-            captured.keep = kept
+            captured.keep = (kept, captured.keep)
         return captured
 
     def abandon(self) -> None:

@@ -49,8 +49,8 @@ class Draws:
         default = torch.cuda.default_generators[device]
         for generator in generators:
             _refuse_other_device(generator, device)
-        self.registered = tuple(g for g in generators if g is not default)
-        self.generators = (default, *self.registered)
+        self.generators = tuple(dict.fromkeys((default, *generators)))  # each is counted once
+        self.registered = self.generators[1:]
         self._driver, self.stream, self.handle = driver, stream, int(stream)
         self._device = device
         self._traffic = traffic(driver, device)
@@ -60,8 +60,9 @@ class Draws:
         with self._traffic.lock:
             self._counters = [_Counter(g) for g in self.generators]
         self._offsets_of_host: list[int] = []
-        self._scratch: Any = None  # a tensor for draws that never run
+        self.scratch: Any = None  # a tensor for the draws that look
         self._tensors: list[Tensors] | None = None  # of the generators, once looked at
+        self._looked_in: Any = None  # the shell of the segment in which that was
         self._probes: list[Any] = []  # nodes of the segment that showed where they are
         self.is_guest = False  # another capture had these generators when this segment began
         self.had_guest = False  # another capture began while this segment was open
@@ -70,14 +71,14 @@ class Draws:
     def make_ready(self) -> None:
         """Before the first segment, with a stream current that is in no capture."""
         with _unseen():  # in a capture it would be made in the pool
-            self._scratch = torch.empty(1, device=torch.device("cuda", self._device))
+            self.scratch = torch.empty(1, device=torch.device("cuda", self._device))
 
     def open(self, begin_capture: Callable[[], None]) -> None:
         """Let a segment's capture be begun on the stream, and count from the true offsets on."""
         for counter in self._counters:
             counter.begin()
         if self.registered or not SHARED_TENSORS:
-            self._tensors = None  # the default generator's stay while a pool has its anchor
+            self._tensors = self._looked_in = None
         self._probes = []
         self._traffic.open(self, begin_capture)
         if self.is_guest:
@@ -110,22 +111,30 @@ class Draws:
 
     def _probe(self, generator: Any) -> Tensors:
         """Draw a number inside the capture, and see what its kernel was handed."""
-        state = generator.get_state()
+        state, before = generator.get_state(), self._frontier()
         with _unseen():
-            self._scratch.uniform_(generator=generator)
+            self.scratch.uniform_(generator=generator)
         generator.set_state(state)
-        nodes = self._driver.capture_info(self.stream).dependencies
+        nodes = [node for number, node in self._frontier().items() if number not in before]
         self._probes += nodes
         words = [reading.KernelReader(self._driver).words_of(node) for node in nodes]
         for seed, offset, _ in generator_states(each for each in words if each):
             return seed, offset
         raise errors.generator_not_found(torch.__version__)
 
-    def take_probes_out(self) -> None:
-        """The capture has ended well: what looked into it is no part of the graph."""
-        for node in self._probes:
-            self._driver.cuGraphDestroyNode(node)
-        self._probes = []
+    def _frontier(self) -> dict[int, Any]:
+        """The nodes that the stream's next work waits for, by number."""
+        return {int(node): node for node in self._driver.capture_info(self.stream).dependencies}
+
+    def take_probes_out(self) -> bool:
+        """The capture has ended well: what looked into it is no part of the graph.
+
+        Returns whether that is so: the driver takes nothing out of a graph with allocations. What
+        stays draws its number at each launch, and needs the tensors and `scratch`.
+        """
+        probes, self._probes = self._probes, []
+        taken = [self._driver.ask("cuGraphDestroyNode", node) is not None for node in probes]
+        return all(taken)
 
     def ending(self, states: list[State] | None) -> tuple[bool, Exception | None]:
         """Inside the capture, just before its end; `states` are those that its kernels are handed.
@@ -135,37 +144,46 @@ class Draws:
         """
         if states is None:  # a capture that is lost cannot be asked for its offsets any more
             return False, None
-        reads = has_drawn = bool(states)
-        if not self.is_guest:
-            for counter in self._counters:
-                counter.ending()
-                has_drawn = has_drawn or counter.used != 0
-        if not has_drawn:
+        if self.is_guest:
+            return False, self._end_of_guest() if states else None
+        for counter in self._counters:
+            counter.ending()
+            if self.is_spoilt and not states:
+                counter.used = 0  # it was the guest that drew
+        used = [counter.used for counter in self._counters]
+        if not states and not any(used):
             return False, None
-        if (
-            self.had_guest
-            and reads
-            and _is_doubtful(states, [counter.used for counter in self._counters])
-        ):
+        tensors = self._find_tensors()
+        if self.had_guest and states and _is_doubtful(states, tensors, used):
             self.is_spoilt = True
-        if self.is_guest and not self._traffic.spoil_hosts(self):
-            for counter, offset in zip(self._counters, self._offsets_of_host, strict=True):
-                counter.set_inside(counter.generator.initial_seed(), offset)
-        if self.is_guest or self.is_spoilt:
+        if self.is_spoilt and states:
             return False, errors.two_captures_draw()
-        self._find_tensors()
         return True, None
 
-    def closed(self) -> None:
-        """The segment's capture is over and torch's books are closed; still under the lock."""
+    def _end_of_guest(self) -> Exception:
+        """A guest has drawn: it is refused, and its hosts are as if it had not, where that can be."""
+        if not self._traffic.spoil_hosts(self):
+            for counter, offset in zip(self._counters, self._offsets_of_host, strict=True):
+                counter.set_inside(counter.generator.initial_seed(), offset)
+        return errors.two_captures_draw()
+
+    def closed(self, shell: Any) -> None:
+        """The segment's capture is over and torch's books are closed; still under the lock.
+
+        A generator's tensors go with the last shell that knows it. So the one in which they were
+        looked for is kept, reset or not, for as long as this relies on where they are.
+        """
+        if self._probes:
+            self._looked_in = shell
         self._traffic.ended(self)
         for counter in self._counters:
             counter.closed()
 
     def runner(self, shell: Any) -> DrawingRunner:
         """What launches a segment that draws: the last one."""
+        assert self._tensors is not None
         # Of all generators: what moves one need not show in a kernel's arguments, and they are its own.
-        draws = list(map(_Draw, self._counters, self._find_tensors()))
+        draws = list(map(_Draw, self._counters, self._tensors))
         return DrawingRunner(self._driver, self._traffic, shell, draws)
 
     def progress(self) -> tuple[int, ...]:
@@ -179,7 +197,7 @@ class Draws:
         with self.lock:  # a replay of another thread may be drawing
             for counter in self._counters:
                 counter.finish(failed, is_late)
-        self._scratch = None  # whoever keeps the exception of a block keeps this
+        self.scratch = None  # whoever keeps the exception of a block keeps this
 
 
 class _Counter:
@@ -276,19 +294,32 @@ class DrawingRunner:
         self._raw_launch = driver.raw("cuGraphLaunch")
 
     def launch(self, executable: Any) -> None:
-        traffic, draws = self._traffic, self._draws
+        traffic = self._traffic
         with traffic.lock:
             stream = traffic.before_replay()
-            offsets = [draw.view.get_offset() for draw in draws]
-            for draw, offset in zip(draws, offsets, strict=True):
-                traffic.write(stream, draw.seed_word, draw.view.initial_seed())
-                traffic.write(stream, draw.offset_word, (offset - draw.start) % _WRAP)
-            (code,) = self._raw_launch(executable, stream)
-            if code:
-                raise self._driver.error("cuGraphLaunch", code)
-            for draw, offset in zip(draws, offsets, strict=True):
-                draw.view.set_offset((offset + draw.used) % _WRAP)
+            try:
+                self._launch(executable, stream)
+            except BaseException:
+                with contextlib.suppress(errors.CUDAError):  # the first error is the one to see
+                    traffic.after_replay()
+                raise
             traffic.after_replay()
+
+    def _launch(self, executable: Any, stream: Any) -> None:
+        """The generators move before the launch: an interrupt leaves numbers out, none come twice."""
+        write, draws = self._traffic.write, self._draws
+        offsets = [draw.view.get_offset() for draw in draws]
+        for draw, offset in zip(draws, offsets, strict=True):
+            write(stream, draw.seed_word, draw.view.initial_seed())
+            write(stream, draw.offset_word, (offset - draw.start) % _WRAP)
+        for draw, offset in zip(draws, offsets, strict=True):
+            if draw.used:  # else another thread may draw from it meanwhile
+                draw.view.set_offset((offset + draw.used) % _WRAP)
+        (code,) = self._raw_launch(executable, stream)
+        if code:
+            for draw, offset in zip(draws, offsets, strict=True):
+                draw.view.set_offset(offset)
+            raise self._driver.error("cuGraphLaunch", code)
 
     def close(self) -> None:
         shell, self._shell = self._shell, None
@@ -305,13 +336,24 @@ Tensors = tuple[int, int]
 #: The same, and the offset inside the graph.
 State = tuple[int, int, int]
 
+_keys = torch._C.DispatchKey
+
+#: What `torch.func.grad`, `vmap` and the like see operators by.
+_TRANSFORMS = torch._C.DispatchKeySet(
+    _keys.FuncTorchDynamicLayerFrontMode
+) | torch._C.DispatchKeySet(_keys.FuncTorchDynamicLayerBackMode)
+
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """Inside, modes of the user's that see torch's functions and operators are off, inference mode too."""
+    """Inside, what sees torch's functions and operators is off: modes, transforms, inference mode."""
     guard = torch._C._DisableTorchDispatch()
     try:
-        with torch._C.DisableTorchFunction(), torch.inference_mode(False):
+        with (
+            torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS),
+            torch._C.DisableTorchFunction(),
+            torch.inference_mode(False),
+        ):
             yield
     finally:
         del guard
@@ -339,13 +381,13 @@ def generator_states(
     return found
 
 
-def _is_doubtful(states: list[State], used: list[int]) -> bool:
+def _is_doubtful(states: list[State], tensors: list[Tensors], used: list[int]) -> bool:
     """Whether draws of a segment that had a guest may have gone wrong.
 
     Into the guest's copy, when it was in place; or twice from one offset, when it was put back.
     """
-    pairs = {state[:2] for state in states}
-    return len(pairs) > len(used) or not any(used) or len(set(states)) < len(states)
+    has_strangers = any(state[:2] not in tensors for state in states)
+    return has_strangers or not any(used) or len(set(states)) < len(states)
 
 
 def _is_block(word: int) -> bool:
@@ -403,7 +445,7 @@ class Traffic:
                 begin_capture()
 
     def ended(self, draws: Draws) -> None:
-        """A segment is over: what follows on other streams follows its refill.
+        """A segment is over: what follows on other streams follows what filled its tensors.
 
         The mark is recorded now, not when somebody comes: by then the next segment may be open, and
         a mark in a capture would bring whoever waits for it into that capture.

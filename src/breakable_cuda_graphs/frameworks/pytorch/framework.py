@@ -163,14 +163,13 @@ class TorchSession:
             draw, problem = draws.ending(states)
             code, graph, _ = books.end()
             books.close()
-            draws.closed()
+            draws.closed(books.shell)
             self._closed()
-        if graph is not None:
-            draws.take_probes_out()
-        if graph is None or not draw:
+        left = None if graph is None or draws.take_probes_out() else draws.scratch
+        if graph is None or not (draw or left is not None):
             self.pool.take_shell(books.shell)
             return base.Captured(code, graph, None, problem)
-        return base.Captured(code, graph, draws.runner(books.shell))
+        return base.Captured(code, graph, draws.runner(books.shell), problem, keep=left)
 
     def _closed(self) -> None:
         self.pool.close_capture(self)
