@@ -13,6 +13,7 @@ from breakable_cuda_graphs import (
     EagerSegment,
     Graph,
     GraphSegment,
+    ReplayError,
     UpdateError,
     annotate,
     breakable_graph,
@@ -20,10 +21,14 @@ from breakable_cuda_graphs import (
     no_graph,
     placing,
 )
+from breakable_cuda_graphs._driver import bindings
+from breakable_cuda_graphs.frameworks.raw import RawSession
 from breakable_cuda_graphs.nodes import KernelNode
 from graphs import UNTOUCHED, N, array, f32, launch_scale, scale, scale_kernel
 
 torch: Any = pytest.importorskip("torch")
+
+from breakable_cuda_graphs.simulator import tensors  # noqa: E402  (needs torch)
 
 
 @no_graph
@@ -187,6 +192,98 @@ def test_segments_without_work_have_an_empty_graph(device: Any) -> None:
     assert first.graph.nodes == () == last.graph.edges
     with pytest.raises(RuntimeError, match="nothing was captured"):
         first.exec.launch()
+
+
+# ---------------------------------------------------------------- segments whose launches are prepared
+
+
+class Preparing:
+    """What a framework launches a segment by where it has to do something before (torch's draws)."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver, self.launches, self.is_closed = driver, 0, False
+
+    def launch(self, executable: Any) -> None:
+        self.launches += 1
+        stream = bindings.types.CUstream(tensors.current_stream())
+        self.driver.cuGraphLaunch(executable, stream)
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+
+@pytest.fixture
+def prepared(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[Preparing]:
+    """Each segment with work in it is launched by one of these."""
+    made: list[Preparing] = []
+    end = RawSession.end
+
+    def ending(session: Any, survey: Any) -> Any:
+        captured = end(session, survey)
+        if survey is not None and survey.kinds:
+            made.append(Preparing(session.driver))
+            captured.runner = made[-1]
+        return captured
+
+    monkeypatch.setattr(RawSession, "end", ending)
+    return made
+
+
+def test_a_segment_that_draws_is_launched_alone_and_by_what_prepares_it(
+    device: Any, prepared: list[Preparing]
+) -> None:
+    scene = Scene(device)
+    scene.seq.reset()
+    assert [each.is_closed for each in prepared] == [True, True]
+    prepared.clear()
+    scene.capture(between=lambda y: force_no_graph())
+    scene.check(6)
+    edit(scene.second, args={2: f32(5)})
+    scene.check(10)
+    assert [each.launches for each in prepared] == [2, 2]
+    with breakable_graph(scene.seq):
+        force_no_graph()
+    edit(scene.first, args={2: f32(3)})
+    scene.check(15)
+    scene.seq.ranges = "record_function"
+    scene.check(15)
+    assert [each.launches for each in prepared] == [4, 4]
+    page = scene.seq.explain()
+    assert "segment 0: 1 node, draws random numbers, edited" in page
+    assert "segment 2 draws random numbers: seed and offset are written for it" in page
+    report = scene.seq.profile(3, 1)
+    assert [row.launches for row in report.rows if row.kind == "graph"] == [1, 1]
+    assert [each.launches for each in prepared] == [4 + report.replays] * 2
+    scene.seq.reset()
+    assert [each.is_closed for each in prepared] == [True, True]
+
+
+def test_the_graph_of_a_segment_that_draws_runs_nowhere_else(
+    device: Any, prepared: list[Preparing]
+) -> None:
+    """Its numbers would be the same each time, or those of memory that has gone."""
+    scene, other = Scene(device), Scene(device)
+    segment, _ = scene.first
+    with Graph() as outer:
+        with pytest.raises(RuntimeError, match="only its sequence can replay it"):
+            outer.child(segment.graph)
+        assert outer.nodes == ()
+    for use in (
+        segment.graph.instantiate,
+        lambda: other.first[0].exec.update_from(segment.graph),
+    ):
+        with pytest.raises(RuntimeError, match="only its sequence can replay it"):
+            use()
+    with pytest.raises(ReplayError, match="draws random numbers"):
+        segment.exec.launch()
+    with pytest.raises(ReplayError, match="random numbers"), breakable_graph(CUDAGraphSequence()):
+        scene.seq.replay()
+    edit(scene.first, args={2: f32(7)})
+    segment.exec.update_from(segment.graph)
+    scene.check(9)
+    scene.seq.reset()
+    other.seq.reset()
 
 
 # ---------------------------------------------------------------- fused segments

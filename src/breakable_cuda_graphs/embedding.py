@@ -25,7 +25,9 @@ def embed(sequence: CUDAGraphSequence, plan: Plan, stream: Any) -> None:
     driver = bindings.current()
     outer = blocks.capturing(int(stream))
     if plan.draws:
-        raise errors.cannot_embed("its segments draw random numbers, which torch has to prepare")
+        raise errors.cannot_embed(
+            "its segments draw random numbers, whose start is written before each launch"
+        )
     if outer is None and plan.has_breaks:
         raise errors.cannot_embed("it has breaks, and the capture is not a breakable_graph block")
     for part in plan.parts:

@@ -922,7 +922,7 @@ def graph_is_inside() -> RuntimeError:
     return RuntimeError("this graph is inside a node of another: use the outer graph")
 
 
-def cannot_instantiate_draws() -> RuntimeError:
+def only_its_sequence_draws() -> RuntimeError:
     return RuntimeError(
         "this segment draws random numbers, and what they begin with is written before each launch: only "
         "its sequence can replay it"
@@ -1313,8 +1313,8 @@ def recording_copies_pageable(address: int, nbytes: int, is_source: bool) -> Cap
 def recording_draws() -> CaptureError:
     return CaptureError(
         "random numbers of torch were drawn in a capture into a graph, or in the body of a conditional "
-        "node: torch has to prepare each launch of those, which only a segment of a sequence has. Draw "
-        "before it, or in the segment around it."
+        "node: what they begin with has to be written before each launch, which only a segment of a "
+        "sequence has. Draw before it, or in the segment around it."
     )
 
 

@@ -199,7 +199,8 @@ class GraphExec:
 
         Nodes are paired in the order in which they were added. Nodes that are disabled stay so.
         Raises `UpdateError`, whose `.node` (of `graph`) and `.field` say what cannot change, and
-        whose `.changes` are all differences.
+        whose `.changes` are all differences. Raises `RuntimeError` for the graph of another segment,
+        if that draws random numbers.
         """
         from .comparing import differences
         from .graph import Graph
@@ -210,6 +211,8 @@ class GraphExec:
         with self._target.turn():
             if self._target.closed:
                 raise errors.exec_is_closed()
+            if other.root.draws and other.root is not self._template.root:
+                raise errors.only_its_sequence_draws()
             other.finish()
             changes = differences(self._snapshot(), other.snapshot())
             for change in changes:

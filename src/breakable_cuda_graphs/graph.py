@@ -262,13 +262,15 @@ class Graph:
         """Add a copy of another graph, as it is now, as one node.
 
         Raises `ValueError` for a graph with allocations or conditional nodes: the driver has no
-        copies of those.
+        copies of those. `RuntimeError` for that of a segment that draws random numbers.
         """
         self._template.require_open()
         _require_graph("graph", graph)
         other = graph._template
         if other.root is self._template.root:
             raise errors.child_of_itself()
+        if other.root.draws:
+            raise errors.only_its_sequence_draws()
         for node in graph._everywhere():
             if node.type_id in (works.MEM_ALLOC, works.MEM_FREE, works.CONDITIONAL):
                 raise errors.cannot_be_a_child(node)
@@ -517,7 +519,7 @@ class Graph:
         if template.closed:
             raise errors.graph_is_closed()
         if template.draws:
-            raise errors.cannot_instantiate_draws()
+            raise errors.only_its_sequence_draws()
         flags = INSTANTIATE_FLAGS & ~(_AUTO_FREE | _USE_PRIORITY)
         flags |= _AUTO_FREE if auto_free else 0
         flags |= _USE_PRIORITY if use_node_priority else 0
