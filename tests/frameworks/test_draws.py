@@ -176,8 +176,10 @@ class DeviceGenerator(SeededGenerator):
 class Shell:
     """What torch began a capture with."""
 
-    def reset(self) -> None:
-        pass
+    given_up = 0
+
+    def give_up(self) -> None:
+        self.given_up += 1
 
 
 class Stage:
@@ -236,7 +238,7 @@ class Stage:
             self.graph = capturing.end(self.driver, self.stream).graph
             self.draws.closed(self.shell)
         needs_shell = not self.draws.take_probes_out() or draw
-        self.runner = self.draws.runner(self.shell) if needs_shell else None
+        self.runner = self.draws.runner(self.shell.give_up) if needs_shell else None
 
     def close(self) -> None:
         self.driver.cuMemFree(self.memory)
@@ -301,7 +303,7 @@ def test_a_replay_draws_from_where_the_generator_is(stage, start, used, now):
     counter = SimpleNamespace(view=generator, start=start, used=used)
     draws = [module._Draw(counter, generator.words)]
     launched: list[Any] = []
-    runner = module.DrawingRunner(on.driver, on.draws._traffic, None, draws)
+    runner = module.DrawingRunner(on.driver, on.draws._traffic, on.shell.give_up, draws)
     runner._raw_launch = lambda *call: launched.append(call) or (0,)
     runner.launch("executable")
     seed, offset = (_U64.from_address(word).value for word in generator.words)
@@ -410,7 +412,6 @@ def test_a_graph_with_allocations_keeps_what_looked_in_and_what_that_reads(stage
             on.launch(5, *(word + 4096 for word in on.generators[0].words), 1024, 1)
         on.driver.cuMemFreeAsync(address, on.stream)
     on.draws.finish(failed=False)
-    assert on.runner._shell is on.shell
     executable = ExecHandle.instantiate(on.graph)
     for _ in range(2):
         on.seen.clear()
@@ -419,6 +420,10 @@ def test_a_graph_with_allocations_keeps_what_looked_in_and_what_that_reads(stage
     assert on.generators[0].state == (7, 40 + 2 * drawn)
     if draws:
         assert on.seen[0] == (7, 44)
+    assert not on.shell.given_up
+    for _ in range(2):
+        on.runner.close()
+    assert on.shell.given_up == 1
     executable.close()
     on.graph.close()
 

@@ -177,6 +177,17 @@ def test_it_goes_while_memory_is_routed_to_a_pool_of_the_users(allocator: Alloca
     assert allocator.routes == [(0, theirs)]
 
 
+def test_a_shell_that_is_given_up_when_its_pool_has_gone_anchors_nothing(
+    allocator: Allocator,
+) -> None:
+    pool = captured(allocator, [[2 * MIB, 0]])
+    late = Shell(allocator, pool.identity)
+    pool.discard()
+    pool.take_shell(late)
+    release.drain()
+    assert left(allocator) == 0
+
+
 def test_what_living_tensors_keep_goes_when_they_have_died(allocator: Allocator) -> None:
     pool = captured(allocator, [[2 * MIB, MIB], [20 * MIB, 0]])
     segment = allocator.pools[pool.identity].segments[0]
@@ -192,8 +203,8 @@ def test_what_living_tensors_keep_goes_when_they_have_died(allocator: Allocator)
     assert allocator.cache == [7 * MIB, 9 * MIB]
 
 
-def test_a_pool_of_segments_that_all_draw_goes_too(allocator: Allocator) -> None:
-    """Each of them has a shell of its own, and none is left for an anchor."""
+def test_a_pool_without_an_anchor_goes_too(allocator: Allocator) -> None:
+    """An interrupt has lost its shell."""
     pool = captured(allocator, [[20 * MIB, 0]], is_anchored=False)
     del pool
     release.drain()

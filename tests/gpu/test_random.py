@@ -506,6 +506,14 @@ def test_after_reset_and_a_new_capture_the_draws_are_right() -> None:
     check_random(body, seq=seq)
 
 
+def test_a_sequence_of_which_all_segments_draw_is_captured_again_into_its_pool() -> None:
+    x, seq = dev(1), CUDAGraphSequence()
+    warm_up(seq, lambda: dropout(x, 0.5))  # its stream was seen, so its pool stays
+    for _ in range(3):
+        assert kinds(check_random(lambda t: dropout(t, 0.5), seq=seq)) == "g"
+        seq.reset()
+
+
 def test_a_long_sequence_of_random_segments_stays_exact() -> None:
     def body(x: Any) -> Any:
         y = x

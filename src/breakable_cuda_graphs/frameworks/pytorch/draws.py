@@ -179,12 +179,12 @@ class Draws:
         for counter in self._counters:
             counter.closed()
 
-    def runner(self, shell: Any) -> DrawingRunner:
-        """What launches a segment that draws: the last one."""
+    def runner(self, give_up: Callable[[], None]) -> DrawingRunner:
+        """What launches a segment that draws: the last one. `give_up` keeps its shell until it is called."""
         assert self._tensors is not None
         # Of all generators: what moves one need not show in a kernel's arguments, and they are its own.
         draws = list(map(_Draw, self._counters, self._tensors))
-        return DrawingRunner(self._driver, self._traffic, shell, draws)
+        return DrawingRunner(self._driver, self._traffic, give_up, draws)
 
     def progress(self) -> tuple[int, ...]:
         """Which capture is open, and what its stream did last; tells whether it has gone on since."""
@@ -288,9 +288,11 @@ class _Draw:
 class DrawingRunner:
     """Launches one segment that draws: writes what its kernels read, and moves the generators on."""
 
-    def __init__(self, driver: Driver, traffic: Traffic, shell: Any, draws: list[_Draw]) -> None:
+    def __init__(
+        self, driver: Driver, traffic: Traffic, give_up: Callable[[], None], draws: list[_Draw]
+    ) -> None:
         self._driver, self._traffic, self._draws = driver, traffic, draws
-        self._shell: Any = shell  # has the tensors
+        self._give_up: Callable[[], None] | None = give_up  # keeps the shell, which has the tensors
         self._raw_launch = driver.raw("cuGraphLaunch")
 
     def launch(self, executable: Any) -> None:
@@ -322,9 +324,9 @@ class DrawingRunner:
             raise self._driver.error("cuGraphLaunch", code)
 
     def close(self) -> None:
-        shell, self._shell = self._shell, None
-        if shell is not None:
-            shell.reset()
+        give_up, self._give_up = self._give_up, None
+        if give_up is not None:
+            give_up()
 
 
 # ---------------------------------------------------------------- what the kernels read

@@ -166,10 +166,11 @@ class TorchSession:
             draws.closed(books.shell)
             self._closed()
         left = None if graph is None or draws.take_probes_out() else draws.scratch
-        if graph is None or not (draw or left is not None):
-            self.pool.take_shell(books.shell)
-            return base.Captured(code, graph, None, problem)
-        return base.Captured(code, graph, draws.runner(books.shell), problem, keep=left)
+        if graph is not None and (draw or left is not None):
+            give_up = functools.partial(self.pool.take_shell, books.shell)
+            return base.Captured(code, graph, draws.runner(give_up), problem, keep=left)
+        self.pool.take_shell(books.shell)
+        return base.Captured(code, graph, None, problem)
 
     def _closed(self) -> None:
         self.pool.close_capture(self)

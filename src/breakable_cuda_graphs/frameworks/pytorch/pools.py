@@ -60,7 +60,7 @@ class TorchPool:
         self._keeps_stream = False
         self._lessees: set[object] = set()
         self._captured_by: object = None  # the session whose segment is open in this pool
-        self._anchor: Any = None  # none yet, or all segments drew: they have shells of their own
+        self._anchor: Any = None  # none yet, or all segments draw: they have their shells still
         self._is_gone = False
         self._ranges: list[tuple[int, int]] = []
         self._epoch = process.epoch
@@ -120,7 +120,7 @@ class TorchPool:
 
     def take_shell(self, shell: Any) -> None:
         """Give a closed shell up: the first becomes the pool's anchor, the others are reset."""
-        if self._anchor is None:
+        if self._anchor is None and not self._is_gone:
             self._anchor = shell
         else:
             shell.reset()
@@ -234,7 +234,7 @@ _MOST_ANCHORS = 64  # their pinned halves take about 25 KiB of the host each
 
 
 def _reset(anchor: Any) -> None:
-    """Let a pool's last graph go: its anchor, or None where each segment had a shell of its own."""
+    """Let a pool's last graph go: its anchor, or None where an interrupt has lost the shell."""
     global _reset_anchors
     if anchor is not None:
         anchor.reset()
