@@ -227,7 +227,7 @@ class Template:
         return work.bodies if isinstance(work, works.Conditional) else ()
 
     def _view(self, graph: int, is_open: bool) -> Template:
-        view = GraphView(self.driver, types.CUgraph(graph), None)
+        view = GraphView(self.driver, types.CUgraph(graph))
         return Template(self.driver, view, parent=self, is_open=is_open)
 
     # ---- reading

@@ -99,7 +99,7 @@ def test_a_handle_of_the_parent_is_refused_and_left_alone(driver, bare_device, m
 
 def test_a_view_closes_nothing(driver, bare_device):
     graph = GraphHandle.create(driver)
-    view = GraphView(driver, graph.value, keep=graph)
+    view = GraphView(driver, graph.value)
     view.close()
     assert len(bare_device.leaks()) == 1
     graph.close()

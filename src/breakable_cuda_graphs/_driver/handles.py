@@ -174,12 +174,12 @@ class GraphHandle(Owner):
 
 
 class GraphView:
-    """Somebody else's graph, which lives as long as `keep`. Closing a view closes nothing."""
+    """A graph inside another, which owns it. Closing a view closes nothing."""
 
-    __slots__ = ("driver", "keep", "value")
+    __slots__ = ("driver", "value")
 
-    def __init__(self, driver: bindings.Driver, value: Any, keep: object) -> None:
-        self.driver, self.value, self.keep = driver, value, keep
+    def __init__(self, driver: bindings.Driver, value: Any) -> None:
+        self.driver, self.value = driver, value
 
     def close(self) -> None:
         """Does nothing: the graph is not ours."""
