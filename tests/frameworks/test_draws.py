@@ -445,7 +445,7 @@ def test_where_the_tensors_are_is_believed_while_a_shell_that_knows_the_generato
         on.launch(*LIKENESS, 1)
     on.graph.close()
     assert alive() is not None
-    on.draws = None
+    on.draws.finish(failed=False)
     assert alive() is None
 
 

@@ -197,7 +197,7 @@ class Draws:
         with self.lock:  # a replay of another thread may be drawing
             for counter in self._counters:
                 counter.finish(failed, is_late)
-        self.scratch = None  # whoever keeps the exception of a block keeps this
+        self.scratch = self._looked_in = None  # whoever keeps the exception of a block keeps this
 
 
 class _Counter:
