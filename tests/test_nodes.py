@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import pickle
 import struct
 from typing import Any
 
@@ -44,6 +46,14 @@ def test_a_kernel_node_tells_how_it_was_launched(device: Any) -> None:
     assert found.args[1].data == struct.pack("<Q", source.ctypes.data)
     assert found.args[2].as_float32() == 2.0
     assert found.args[3].as_int32() == N
+
+
+def test_a_node_is_its_own_copy_and_cannot_be_pickled(device: Any) -> None:
+    node = scale(Graph(), array(), array(), 2.0)
+    assert copy.copy(node) is node
+    assert copy.deepcopy([node])[0] is node
+    with pytest.raises(TypeError, match="a KernelNode cannot be pickled"):
+        pickle.dumps(node)
 
 
 def test_an_argument_is_read_only_as_what_fits(device: Any) -> None:
@@ -125,12 +135,12 @@ def test_every_kind_is_read_back_as_it_was_built(device: Any) -> None:
     graph, x, y = Graph(), array(1), array()
     event = device.driver.cuEventCreate(0)[1]
     kernel = scale(graph, y, x, 2.0)
-    copy = graph.memcpy(y, x, 16, after=kernel)
-    fill = graph.memset(y, f32(3), 8, after=copy)
+    copied = graph.memcpy(y, x, 16, after=kernel)
+    fill = graph.memset(y, f32(3), 8, after=copied)
     inner = Graph()
     inner.memset(y, 0, 4)
     nodes = [
-        kernel, copy, fill, graph.join(kernel, copy), graph.event_record(event), graph.child(inner),
+        kernel, copied, fill, graph.join(kernel, copied), graph.event_record(event), graph.child(inner),
         graph.event_wait(event), graph.host(lambda: None),
         graph.batch_mem_op([("write", y, numpy.uint32(3))]),
     ]  # fmt: skip
@@ -139,7 +149,7 @@ def test_every_kind_is_read_back_as_it_was_built(device: Any) -> None:
         HostNode, BatchMemOpNode,
     ]  # fmt: skip
     assert {type(node) for node in graph.nodes} == {type(node) for node in nodes}
-    assert (copy.src, copy.dst, copy.nbytes) == (x.ctypes.data, y.ctypes.data, 16)
+    assert (copied.src, copied.dst, copied.nbytes) == (x.ctypes.data, y.ctypes.data, 16)
     assert (fill.dst, fill.element_size, fill.nbytes) == (y.ctypes.data, 4, 8)
     assert fill.value == int(numpy.float32(3).view(numpy.uint32))
     assert nodes[4].event == nodes[6].event == int(event)

@@ -14,7 +14,7 @@ again with `graph.nodes`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 from . import errors
 from ._driver import works
@@ -126,6 +126,15 @@ class Node:
 
     def __hash__(self) -> int:
         return hash((id(self._template.root), self._serial))
+
+    def __copy__(self) -> Node:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: Any) -> Node:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise errors.not_copyable(type(self).__name__)
 
     def __repr__(self) -> str:
         state = "" if self._enabled else " disabled"
