@@ -35,6 +35,6 @@ def with_lists(text: str) -> str:
         elif in_list and line.startswith("    "):
             made.append(f"  {line.strip()}")
         else:
-            in_list = in_list and not line.strip() and False
+            in_list = False
             made.append(line)
     return "\n".join(made)

@@ -37,7 +37,8 @@ class capture_together:
     break, or does not come at all, `RankError` is raised on the others and names it; the rank that
     failed raises its own exception. Then no rank has captured anything.
 
-    cuda_graph, stream, capture_error_mode, and the options not named here: as for `breakable_graph`.
+    cuda_graph, stream, capture_error_mode: as for `breakable_graph`.
+    generators, keep_inputs, check_input_liveness, record_stacks, host_nodes: as there too.
     barrier_fn: called once the ranks have met, before the break's body; then they meet again.
     group: a process group of any backend; None is the default one.
     timeout: how long to wait for a rank, in seconds.
