@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any
 
@@ -18,6 +19,7 @@ from breakable_cuda_graphs import (
     capture_while,
     no_graph,
 )
+from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.nodes import ConditionalNode, KernelNode
 from breakable_cuda_graphs.rebinding import rebind
 from breakable_cuda_graphs.simulator import SimulatedKernel, simulated_device
@@ -55,6 +57,24 @@ def test_if_takes_its_body_as_python_would(
     run(graph)
     assert (y == expected).all()
     assert bool(flag) == expected
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_body_that_launches_into_the_capture_around_it_is_refused(
+    device: Any, swallowed: bool
+) -> None:
+    """It would run whatever the flag says."""
+    seq, y, flag = CUDAGraphSequence(), array(0), flag_of(0)
+    outer = types.CUstream(seq.stream.handle)
+
+    def body() -> None:
+        assert not int(device.driver.cuMemsetD32Async(y.ctypes.data, 1, 1, outer)[0])
+
+    with pytest.raises(CaptureError, match="body of capture_if has launched on the stream of the"):
+        with breakable_graph(seq):
+            with contextlib.suppress(CaptureError if swallowed else ()):
+                capture_if(flag, body)
+    assert len(seq) == 0
 
 
 def test_a_node_without_a_second_body_says_how_to_make_one(device: Any) -> None:

@@ -46,8 +46,14 @@ def capture_if(flag: Any, fn: Body, orelse_fn: Body | None = None) -> None:
 
     Inside a `breakable_graph` block, a `Graph.capture` or another library's capture this adds a
     conditional node and no break. Outside, and inside a break, it is the plain `if`, and waits for
-    the device. Raises `CaptureError` for what a body cannot hold: host callbacks, breaks, random
-    numbers of torch.
+    the device.
+
+    Bodies are captured on a stream of their own, which is current for torch and CuPy. To launch with
+    a library that has no current stream, build the node by hand (`Graph.if_`), where `.stream` of
+    `body.capture()` is that stream, and `append` the graph.
+
+    Raises `CaptureError` for what a body cannot hold: host callbacks, breaks, random numbers of torch,
+    work on the stream of the capture around it; `TypeError` for a flag that is no such array.
     """
     _require_callable("fn", fn)
     if orelse_fn is not None:
@@ -161,6 +167,23 @@ def _add(scene: _Scene, choice: int, flag: Any, bodies: list[Body], where: str) 
         scene.keep([recording.inputs[0] for recording in recordings])
 
 
+def _last_work(scene: _Scene) -> list[int] | None:
+    """The nodes that the next work of the capture will wait for; None once it is invalidated."""
+    info = scene.driver.capture_info(scene.stream)
+    return None if info.graph is None else [int(node) for node in info.dependencies]
+
+
+def _require_same(scene: _Scene, before: list[int] | None, where: str) -> None:
+    """What a body has launched into the capture around it would run whatever the flag says."""
+    now = _last_work(scene)
+    if now is None or now == before:
+        return
+    error = errors.body_elsewhere(where)
+    if scene.block is not None:
+        scene.block._poison = error  # the caller may hide it, and the work is there
+    raise error
+
+
 def _note_inputs(block: Any, recordings: list[Recording], where: str) -> None:
     """The sequence watches, or owns, what bodies read as it does what segments read."""
     memory, rules = block.sequence._memory, block._rules
@@ -178,8 +201,10 @@ def _note_inputs(block: Any, recordings: list[Recording], where: str) -> None:
 def _record(scene: _Scene, body: Body, where: str) -> Recording:
     """Capture one body on its own."""
     recording = Recording(scene.driver, None, mode="relaxed")
+    before = _last_work(scene)
     with _in_body(scene.block, where), recording:
         _call(body, where)
+        _require_same(scene, before, where)
     return recording
 
 

@@ -8,8 +8,8 @@
 
 The hard problem: all ranks have to come to the same verdict, each from what it knows and hears. So they
 meet at each break and at the end (`meetings.py`), each saying where it is, and of a block that one of
-them has not finished none keeps anything. What ranks have captured is compared by a digest first, and node by node only
-where that differs: the rank that differs is named on all of them.
+them has not finished none keeps anything. What ranks have captured is compared by a digest first, and
+node by node only where that differs: the rank that differs is named on all of them.
 """
 
 from __future__ import annotations

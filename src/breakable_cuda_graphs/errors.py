@@ -275,7 +275,8 @@ def escaped_launch(what: str) -> str:
 
 NOTHING_CAPTURED = (
     "nothing was captured in this block: if it launched work, that went to other streams, ran once, and "
-    "replays will not do it. Pass the block's stream (sequence.stream) to each launch."
+    "replays will not do it. Pass the block's own stream (`.stream` of the sequence, or of the part of a "
+    "graph) to each launch."
 )
 
 
@@ -1355,6 +1356,15 @@ def break_in_a_body(name: str, where: str) -> CaptureError:
     )
     error.function = name
     return error
+
+
+def body_elsewhere(where: str) -> CaptureError:
+    return CaptureError(
+        f"the body of {where} has launched on the stream of the capture around it, where that work would "
+        "run whatever the flag says. A body is captured on a stream of its own, which is current for torch "
+        "and CuPy: launch on the current stream; or build the node by hand (Graph.if_, Graph.while_), give "
+        "`.stream` of `body.capture()` to each launch, and append the graph to the sequence."
+    )
 
 
 def body_returns(where: str) -> TypeError:
