@@ -130,6 +130,7 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
         {"segment": 3, "__cause__": CAUSE},
         "segment 3|the break f|901|@no_graph|.item()|thread_local",
     ),
+    "recording_reads_what_is_gone": (("[2]",), CaptureError, {}, "[2]|gone already|alive until"),
     "left_open_in_a_break": (
         ("f",), CaptureError, {"function": "f"}, "break f|without ending|with statement",
     ),

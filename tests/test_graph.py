@@ -471,6 +471,14 @@ def test_programmatic_edges_survive_a_capture_into_a_graph(device: Any, stream: 
     assert [(edge.kind, edge.from_port) for edge in graph.edges] == [("programmatic", 1)]
 
 
+def test_a_capture_into_a_graph_cannot_keep_what_is_gone_at_its_end(device: Any) -> None:
+    torch = pytest.importorskip("torch")
+    held, graph = [torch.ones(2)], Graph()
+    with pytest.raises(CaptureError, match="gone already"), graph.capture():
+        held.pop() * 2
+    assert graph.nodes == ()
+
+
 def test_torch_work_is_captured_into_a_graph(device: Any) -> None:
     torch = pytest.importorskip("torch")
     graph, x = Graph(), torch.ones(4)

@@ -42,6 +42,37 @@ def test_a_freed_input_of_a_segment_is_refused_with_where_it_was_read(device):
     assert y.tolist() == [[2] * 3] * 2
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_inputs": True}])
+@pytest.mark.parametrize("born", ["before the block", "in a break"])
+def test_an_input_that_dies_before_its_segment_has_ended_is_refused(device, options, born):
+    """Nothing is left of it that could be watched or kept."""
+    x, held, seq = torch.ones(2), [torch.ones(2)], CUDAGraphSequence()
+    fill = no_graph(lambda: held.append(torch.ones(2)))
+    y = torch.zeros(2)
+    with breakable_graph(seq, **options):
+        if born == "in a break":
+            fill()
+        y.copy_(x + held.pop())
+    with pytest.raises(StaleInputError, match="given back before the segment had ended") as info:
+        seq.replay()
+    assert "[2] on cpu" in info.value.tensor
+    assert "segment 0" in info.value.role or "segment 2" in info.value.role
+    with pytest.raises(Boom), breakable_graph(seq, **options):
+        raise Boom
+    assert "stale" in repr(seq)
+    seq.reset()
+    capture(lambda: y.copy_(x * 5), seq)
+    seq.replay()
+    assert y.tolist() == [5, 5]
+
+
+def test_what_dies_in_a_block_that_watches_nothing_is_its_users_own(device):
+    x, held = torch.ones(2), [torch.ones(2)]
+    seq, _ = capture(lambda: x + held.pop(), check_input_liveness=False)
+    assert seq.watched == ()
+    assert "stale" not in repr(seq)
+
+
 def test_a_freed_argument_of_a_break_is_refused_with_its_role(device):
     x, y = torch.ones(5), torch.zeros(5)
 

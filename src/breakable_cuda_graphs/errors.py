@@ -1285,6 +1285,13 @@ def part_is_used_up() -> CaptureError:
     return CaptureError("this capture was entered before: call graph.capture() for each")
 
 
+def recording_reads_what_is_gone(words: str) -> CaptureError:
+    return CaptureError(
+        f"the capture into the graph reads or writes memory that is gone already ({words}): the graph could "
+        "not keep it. Keep the tensor alive until the capture has ended. The graph is as it was."
+    )
+
+
 def recording_lost(cause: BaseException) -> CaptureError:
     error = CaptureError(
         f"the capture into the graph was lost ({cause}): something in it cannot be captured (a host "

@@ -15,6 +15,7 @@ from typing import Any
 from ._driver.reading import Survey
 from .debugging import Place, line_of
 from .frameworks.base import Arrays, Birth, Found, Session
+from .frameworks.gone import Gone
 
 
 class Memory:
@@ -64,6 +65,10 @@ class Memory:
     def _judge(self, found: Found, session: Session, rules: Rules, role: str) -> None:
         address, storage, kind, is_host, keeper = found
         if address in self._kept:
+            return
+        if isinstance(storage, Gone):
+            self._watched[address] = (_dead_reference(), storage.words, role)
+            self.stale = self.stale or (storage.words, role)
             return
         keeper = storage if keeper is None else keeper
         if is_host:  # small, and its birth is not known: torch may have pinned it in the capture
@@ -150,6 +155,10 @@ class Memory:
 
     def _tables(self) -> tuple[dict[int, Any], ...]:
         return self._kept, self._watched, self._unknown
+
+
+def _dead_reference() -> weakref.ref[Any]:
+    return weakref.ref(Gone(""))
 
 
 class Rules:

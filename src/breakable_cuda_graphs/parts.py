@@ -17,6 +17,7 @@ from ._driver.handles import GraphHandle
 from ._driver.threads import Home
 from .frameworks.base import Found, Framework
 from .frameworks.enclosed import Enclosed
+from .frameworks.gone import Gone
 from .journals import Journal, Page, open_recordings
 from .nodes import Node
 from .streams import as_handle, refuse_default
@@ -163,6 +164,10 @@ class Recording(blocks.Unfinished):
                 raise problem
             if survey is not None:
                 self.inputs = enclosed.inputs(survey)
+                for piece in self.inputs[0]:
+                    if isinstance(piece.storage, Gone):
+                        _discard(captured)
+                        raise errors.recording_reads_what_is_gone(piece.storage.words)
             failed = False
         finally:
             enclosed.leave(failed)

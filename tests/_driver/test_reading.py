@@ -127,6 +127,20 @@ def test_a_survey_finds_kinds_and_addresses_in_children_too(driver, graph):
     driver.cuMemFree(address)
 
 
+class Large(ctypes.Structure):
+    _fields_ = [("few", ctypes.c_uint64 * 9)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_in_a_large_argument_no_word_is_surely_an_address(driver, graph, packed):
+    kernel = SimulatedKernel(nothing, (ctypes.c_void_p, Large, Three), packed=packed)
+    large = Large((ctypes.c_uint64 * 9)(*range(100, 109)))
+    add_kernel(driver, graph, kernel, (0x7000_0000_1234, large, Three(11, 12, 13)))
+    survey = Survey(KernelReader(driver), graph, [])
+    assert {0x7000_0000_1234, 104, 11, 13} <= survey.addresses()
+    assert survey.sure_addresses() & {0x7000_0000_1234, 104, 11, 13} == {0x7000_0000_1234, 11, 13}
+
+
 def test_a_copy_names_both_its_addresses():
     params = types.CUDA_MEMCPY3D()
     params.srcDevice, params.dstDevice = types.CUdeviceptr(16), types.CUdeviceptr(32)

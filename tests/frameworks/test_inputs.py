@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from breakable_cuda_graphs.frameworks.gone import Gone, sorted_out  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch import inputs  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch.inputs import _Known  # noqa: E402
 
 
@@ -51,3 +53,50 @@ def test_a_new_tensor_at_an_old_address_is_the_owner():
     again = torch.zeros(6)
     known.add(again)
     assert known.owner(again.data_ptr() + 20).kind[1] == (6,)
+
+
+GIB = 1 << 30
+
+
+def block(address: int, size: int, state: str = "active_allocated") -> dict[str, Any]:
+    return {"address": address, "size": size, "state": state}
+
+
+#: What torch's allocator says, as `torch.cuda.memory_snapshot` gives it.
+SNAPSHOT = [
+    {
+        "device": 0, "segment_pool_id": (0, 0),
+        "blocks": [
+            block(GIB, 512), block(GIB + 512, 1024, "inactive"),
+            block(GIB + 1536, 512, "active_pending_free"), block(GIB + 2048, 512),
+        ],
+    },
+    {"device": 0, "segment_pool_id": (0, 7), "blocks": [block(2 * GIB, 4096, "inactive")]},
+    {"device": 1, "segment_pool_id": (0, 0), "blocks": [block(3 * GIB, 4096, "inactive")]},
+]  # fmt: skip
+
+
+def test_memory_that_torch_has_taken_back_has_gone_and_other_pools_and_devices_are_unknown(
+    monkeypatch,
+):
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
+    monkeypatch.setattr(inputs, "is_memory", lambda driver, word: True)
+    gone = [GIB + 512, GIB + 1535, GIB + 1536]
+    unknown = [GIB, GIB + 2048, GIB + 2560, 2 * GIB, 3 * GIB, 4 * GIB]
+    found, left = inputs.find(None, 0, [*gone, *unknown], lambda _: False)  # type: ignore[arg-type]
+    assert sorted(piece.address for piece in found) == gone
+    assert all(isinstance(piece.storage, Gone) for piece in found)
+    assert f"{gone[0]:#x} on cuda:0" in found[0].storage.words
+    assert left == unknown
+
+
+def test_what_need_not_be_an_address_has_not_gone():
+    class Survey:
+        def sure_addresses(self) -> set[int]:
+            return {1, 4}
+
+    pieces = [inputs.Found(n, Gone(""), ("", (), "")) for n in (1, 2)]
+    living = inputs.Found(3, torch.ones(1).untyped_storage(), ("float32", (1,), "cpu"))
+    found, unknown = sorted_out([*pieces, living], [5], Survey())  # type: ignore[arg-type]
+    assert [piece.address for piece in found] == [1, 3]
+    assert unknown == [5, 2]

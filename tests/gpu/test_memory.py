@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs import CaptureError, CUDAGraphSequence, breakable_graph, no_graph
+from breakable_cuda_graphs import (
+    CaptureError,
+    CUDAGraphSequence,
+    StaleInputError,
+    breakable_graph,
+    no_graph,
+)
 
 from .helpers import (
     MODES,
@@ -456,3 +462,18 @@ def test_products_in_breaks_and_segments_do_not_disturb_each_other(weight: Any) 
         return target @ h + 1
 
     check(body, compare=close)
+
+
+def test_an_input_that_dies_before_its_segment_has_ended_is_refused() -> None:
+    """Torch has its memory back by then: a replay would read whatever lies there."""
+    held, x, out, seq = [dev(3)], dev(1), dev(0), CUDAGraphSequence()
+    with breakable_graph(seq):
+        out.copy_(x + held.pop())
+    with pytest.raises(StaleInputError, match="given back before the segment had ended"):
+        seq.replay()
+    seq.reset()
+    with breakable_graph(seq):
+        out.copy_(x + 4)
+    assert seq.unwatched == ()
+    seq.replay()
+    same(out, 5)

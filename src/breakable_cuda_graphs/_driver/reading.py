@@ -27,6 +27,9 @@ _WORK = frozenset({KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL})
 
 _HOST, _ARRAY = 1, 3  # CUmemorytype
 
+#: Bytes of an argument that is filled as a whole: pointers and numbers, or an array of a few of them.
+_SMALL = 64
+
 _PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
@@ -211,7 +214,7 @@ class Survey:
         self.allocated: dict[int, int] = {}
         self.freed: set[int] = set()
         self.copies: list[tuple[int, int, int]] = []
-        nodes = reader.driver.graph_nodes(graph)
+        nodes = self._nodes = reader.driver.graph_nodes(graph)
         self._note(nodes)
         if self.kernel_words:
             self.kinds.add(KERNEL)
@@ -254,6 +257,19 @@ class Survey:
     def addresses(self) -> set[int]:
         """Every word that may be an address: of kernels' arguments, copies and fills."""
         return self._pointers.union(*self.kernel_words)
+
+    def sure_addresses(self) -> set[int]:
+        """Those that are no leftovers of the stack: a large argument need not have been filled.
+
+        Reads the kernels once more.
+        """
+        reader, sure = self._reader, set(self._pointers)
+        for node in self._nodes:
+            if node_type(reader.driver, node) == KERNEL:
+                for data in reader.arguments(reader.params(node)):
+                    if len(data) <= _SMALL:
+                        sure.update(memoryview(data[: len(data) & ~7]).cast("Q"))
+        return sure
 
     def names(self, nodes: list[Any]) -> list[str]:
         """Names of nodes, for messages."""

@@ -13,7 +13,7 @@ from typing import Any
 from .. import errors
 from .._driver.reading import Survey
 from ..streams import as_handle
-from . import libraries, owners
+from . import gone, libraries, owners
 from .base import Birth, Captured, Companion, Follower, Found, Framework, Pool, Session
 
 
@@ -113,7 +113,7 @@ class Accompanied:
         return birth
 
     def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
-        found, unknown = self.inner.inputs(survey)
+        found, unknown = gone.sorted_out(*self.inner.inputs(survey), survey)
         if unknown and self._companions:
             companions = self._companions.values()
             unknown = [

@@ -19,6 +19,7 @@ from .._driver.reading import Survey
 from ..simulator import tensors
 from ..streams import as_handle
 from . import base
+from .gone import Gone
 from .pytorch import modes
 from .pytorch.tensors import Tensors, is_alias_storage, tensors_in
 from .raw import RawFramework, RawPool, RawSession
@@ -104,6 +105,10 @@ class SimulatedSession(RawSession):
         for start, end, tensor in _storages():
             if any(start <= address < end for address in survey.addresses()):
                 found.append(base.Found(start, tensor.untyped_storage(), arrays.kind(tensor)))
+        for given in self._recorder.inputs:
+            if given.is_dead:
+                words = f"{list(given.shape)} on cpu, given back before the segment had ended"
+                found.append(base.Found(given.start, Gone(words), ("", (), "")))
         return found, []
 
     def enter(self) -> None:

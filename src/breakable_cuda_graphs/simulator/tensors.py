@@ -278,7 +278,7 @@ class RecordedOperator:
         self._rest = [None if isinstance(v, torch.Tensor) else v for v in flat]
         self._inputs = [Place.of(tensor) for tensor in inputs]
         self._outputs = [Place.of(tensor) for tensor in fresh]
-        self._watched = [_Watched(t) for t in inputs if t.untyped_storage() not in owned]
+        self.inputs = [Input(t) for t in inputs if t.untyped_storage() not in owned]
         # What was made during the capture lives as long as a node that uses it.
         self._kept = [t.untyped_storage() for t in inputs if t.untyped_storage() in owned]
         self._kept += [tensor.untyped_storage() for tensor in fresh]
@@ -296,7 +296,7 @@ class RecordedOperator:
                 place.at(address)
                 for place, address in zip(self._outputs, addresses[len(inputs) :], strict=True)
             ]
-            dead = next((w for w in self._watched if w.died_at(inputs)), None)
+            dead = next((w for w in self.inputs if w.died_at(inputs)), None)
             if dead is not None:
                 self._driver.world.find(f"{self._title} ran on memory that was freed: {dead}")
                 for output in outputs:
@@ -318,24 +318,29 @@ class RecordedOperator:
             target.copy_(source)
 
 
-class _Watched:
-    """An input that somebody else has to keep alive."""
+class Input:
+    """An input of an operator that somebody else has to keep alive."""
 
     def __init__(self, tensor: Any) -> None:
         storage = tensor.untyped_storage()
         self._storage = weakref.ref(storage)
-        self._start = int(storage.data_ptr())
-        self._end = self._start + int(storage.nbytes())
-        self._shape = tuple(tensor.shape)
+        self.start = int(storage.data_ptr())
+        self._end = self.start + int(storage.nbytes())
+        self.shape = tuple(tensor.shape)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its memory is gone."""
+        return self._storage() is None
 
     def died_at(self, addresses: tuple[int, ...]) -> bool:
         """Whether the memory is gone and one of these addresses still means it."""
-        if self._storage() is not None:
+        if not self.is_dead:
             return False
-        return any(self._start <= address < self._end for address in addresses)
+        return any(self.start <= address < self._end for address in addresses)
 
     def __str__(self) -> str:
-        return f"an input of shape {self._shape} at {self._start:#x}"
+        return f"an input of shape {self.shape} at {self.start:#x}"
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -355,7 +360,8 @@ class TensorRecorder:
         self._thread: object = None  # whose stacks they are on
         self.is_recording = False
         self._stream = self._previous = 0
-        #: whether a recorded operator has drawn random numbers
+        #: what the operators of this recording read and did not make
+        self.inputs: list[Input] = []
         #: storages made during recordings of this recorder
         self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -382,6 +388,7 @@ class TensorRecorder:
         self._stream, self._previous = int(stream_handle), _current.handle
         _current.handle = self._stream
         self._enter_modes()
+        self.inputs.clear()
         self.is_recording = True
 
     def end(self) -> None:
@@ -460,6 +467,7 @@ class TensorRecorder:
 
     def _launch(self, func: Any, flat: list[Any], spec: Any, new: list[Any]) -> None:
         recorded = RecordedOperator(self._driver, func, flat, spec, new, self._owned)
+        self.inputs += recorded.inputs
         kernel = recorded.kernel()
         arguments = (tuple(recorded.addresses), kernel.parameters)
         (code,) = self._driver.cuLaunchKernel(

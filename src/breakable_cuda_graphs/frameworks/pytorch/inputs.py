@@ -22,6 +22,8 @@ from ..._driver.bindings import Driver
 from ..._driver.reading import is_memory
 from ..base import Found
 from ..collector import collections
+from ..gone import Gone
+from .snapshots import given_back
 from .tensors import is_alias_storage, tensors_in
 
 
@@ -73,14 +75,20 @@ def find(
 ) -> tuple[list[Found], list[int]]:
     """The storages that addresses lie in, and the addresses that belong to nobody we know.
 
+    Where torch has taken the memory back, something `Gone` stands for the storage.
+
     `is_ours` tells the memory that needs no watching: the pool's and the workspaces'.
     """
     with _lock:
-        return _find(driver, _known.setdefault(device, _Known()), addresses, is_ours)
+        return _find(driver, device, _known.setdefault(device, _Known()), addresses, is_ours)
 
 
 def _find(
-    driver: Driver, known: _Known, addresses: Iterable[int], is_ours: Callable[[int], bool]
+    driver: Driver,
+    device: int,
+    known: _Known,
+    addresses: Iterable[int],
+    is_ours: Callable[[int], bool],
 ) -> tuple[list[Found], list[int]]:
     found: dict[int, Found] = {}
     left = _look_up(known, addresses, found)
@@ -92,7 +100,11 @@ def _find(
         _learn(known, generation)
         left = _look_up(known, left, found)
     _nobodys.update(dict.fromkeys(left, collections()))
-    return list(found.values()), left
+    if left:
+        for address in given_back(device, left):
+            words = f"{address:#x} on cuda:{device}, given back before the segment had ended"
+            found[address] = Found(address, Gone(words), ("", (), ""))
+    return list(found.values()), [word for word in left if word not in found]
 
 
 def _look_up(known: _Known, addresses: Iterable[int], found: dict[int, Found]) -> list[int]:

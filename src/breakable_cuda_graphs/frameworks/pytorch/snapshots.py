@@ -37,3 +37,18 @@ def blocks_in_use(device: int) -> set[int]:
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     }
+
+
+def given_back(device: int, addresses: Iterable[int]) -> list[int]:
+    """Which addresses lie in memory that the allocator keeps and that nobody has.
+
+    Of private pools nothing is said: the work of a graph may go on writing what no tensor holds.
+    """
+    free = [
+        (block["address"], block["address"] + block["size"])
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device and segment["segment_pool_id"] == (0, 0)
+        for block in segment["blocks"]
+        if block["state"] != "active_allocated"
+    ]
+    return [word for word in addresses if any(start <= word < end for start, end in free)]
