@@ -24,6 +24,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     is_in_breakable_graph,
     no_graph,
 )
+from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import (  # noqa: E402
     a_stream,
     assert_nothing_open,
@@ -850,6 +851,22 @@ def test_a_break_that_gives_a_parameter_other_data_is_refused(device):
     change = no_graph(lambda w: setattr(w, "data", torch.zeros(2)))
     with pytest.raises(CaptureError, match="argument 0 other memory"):
         capture(lambda: (change(weight), weight.detach() * 2))
+
+
+def test_a_break_that_leaves_another_stream_current_is_refused(device):
+    """At a replay the next break would run there, and the caller go on there."""
+    x = torch.ones(2)
+    with a_stream() as side:
+        change = no_graph(lambda t: setattr(tensors._current, "handle", int(side)))  # `set_stream`
+
+        def body() -> Any:
+            y = x * 1
+            change(y)
+            return y + 1
+
+        with pytest.raises(CaptureError, match="left another stream current"):
+            capture(body)
+        assert tensors.current_stream() == 0
 
 
 def test_history_changed_by_a_break_is_refused(device):

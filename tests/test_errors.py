@@ -85,6 +85,9 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     "history_changed": (
         ("f", "0"), CaptureError, {"function": "f"}, "break f|argument 0|no_grad|autograd.Function",
     ),
+    "other_stream_left_current": (
+        ("f",), CaptureError, {"function": "f"}, "break f|left another stream|with statement",
+    ),
     "argument_moved": (
         ("f", "0"), CaptureError, {"function": "f"}, "break f|argument 0|shape|copy_|view",
     ),

@@ -126,7 +126,7 @@ def sweep() -> None:
 
 def end_inside(block: Block) -> bool:
     """End what this thread has begun inside of a block and has not ended; whether there was any."""
-    if len(unfinished) == 1 or block not in unfinished:
+    if block not in unfinished:
         return False
     begun = list(unfinished)
     left = [each for each in begun[begun.index(block) + 1 :] if each.home.is_here()]

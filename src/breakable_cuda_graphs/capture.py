@@ -25,7 +25,7 @@ from ._driver.capturing import Status
 from ._driver.ordering import join
 from .annotations import StackRecorder
 from .frameworks import companions, interfaces
-from .frameworks.base import Arrays, Captured, Framework, Session
+from .frameworks.base import Arrays, Captured, Framework
 from .journals import Journal
 from .liveness import Memory, Rules
 from .segments import EagerSegment, GraphSegment
@@ -213,7 +213,7 @@ class Block(blocks.Unfinished):
             self._stream_object = self._pool.lease(self) if stream is None else stream
             self.stream = bindings.types.CUstream(as_handle(self._stream_object))
             self._handle = int(self.stream)
-            self.session: Session = companions.session(
+            self.session = companions.session(
                 self.framework, self._pool, self._stream_object, self.mode, generators
             )
         except BaseException:
@@ -546,7 +546,7 @@ class Block(blocks.Unfinished):
                 self._barrier_fn()
             call = self._call if self._is_stream_current() else self._call_on_stream
             value = call(function, args, kwargs, name, stub, static)
-            if blocks.end_inside(self):
+            if len(blocks.unfinished) > 1 and blocks.end_inside(self):
                 raise errors.left_open_in_a_break(name)
         except BaseException as error:
             self._poison = error
@@ -570,6 +570,10 @@ class Block(blocks.Unfinished):
             stand_ins, addresses = self._stand_ins(name, args, kwargs)
             before = list(self._states(args, kwargs))
         value = (function if stub is None else stub)(*args, **kwargs)
+        if self.framework.current_stream() != self._handle and not self.session.has_new_company():
+            is_open = blocks.end_inside(self)
+            left = errors.left_open_in_a_break if is_open else errors.other_stream_left_current
+            raise left(name)
         results.refuse_used_up(name, (*args, *kwargs.values()))
         for path, leaf, arrays, history, place in before:
             if arrays.history(leaf) != history:

@@ -423,6 +423,16 @@ def history_changed(name: str, argument: str) -> CaptureError:
     return error
 
 
+def other_stream_left_current(name: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} left another stream current than it was called on: at a replay the breaks behind "
+        "it would run there, in no order with the segments. Make a stream current by a with statement "
+        "(`with torch.cuda.stream(side):`)."
+    )
+    error.function = name
+    return error
+
+
 def argument_moved(name: str, argument: str) -> CaptureError:
     error = CaptureError(
         f"the break {name} gave its argument {argument} other memory or another shape (`t.data = other`, "

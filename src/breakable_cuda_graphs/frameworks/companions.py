@@ -19,7 +19,7 @@ from .base import Birth, Captured, Companion, Follower, Found, Framework, Pool, 
 
 def session(
     framework: Framework, pool: Pool, stream: Any, mode: str, generators: tuple[Any, ...]
-) -> Session:
+) -> Accompanied:
     """A session for one block, or one enclosed capture, with all libraries that are loaded."""
     inner = framework.session(pool, stream, mode, generators)
     return Accompanied(inner, framework, pool, stream)
@@ -95,6 +95,10 @@ class Accompanied:
             captured.keep = (kept, captured.keep)
         return captured
 
+    def has_new_company(self) -> bool:
+        """Whether a library was loaded that takes part from the next segment on."""
+        return bool(libraries.newly_loaded(self._driver, self._companions))
+
     def abandon(self) -> None:
         try:
             for companion in self._companions.values():
@@ -113,7 +117,9 @@ class Accompanied:
         return birth
 
     def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
-        found, unknown = gone.sorted_out(*self.inner.inputs(survey), survey)
+        found, unknown = self.inner.inputs(survey)
+        if found:
+            found, unknown = gone.sorted_out(found, unknown, survey)
         if unknown and self._companions:
             companions = self._companions.values()
             unknown = [
