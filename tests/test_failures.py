@@ -24,9 +24,10 @@ from breakable_cuda_graphs import (  # noqa: E402
     Graph,
     ReplayError,
     breakable_graph,
+    force_no_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import release  # noqa: E402
+from breakable_cuda_graphs._driver import bindings, release  # noqa: E402
 from breakable_cuda_graphs.frameworks import simulated  # noqa: E402
 from helping import (  # noqa: E402
     MODES,
@@ -314,6 +315,37 @@ def test_the_graphs_of_a_failed_block_go_at_once_though_its_exception_stays(devi
             with breakable_graph(CUDAGraphSequence(), barrier_fn=barrier, **looks):
                 body_with_places(torch.ones(3), place, boom)
         release.drain()
+        assert [line for line in device.leaks() if "graph" in line or "exec" in line] == []
+        del held
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("call", ["cuGraphInstantiate", "cuGraphAddChildGraphNode"])
+def test_what_was_made_for_a_replay_goes_at_once_where_the_rest_cannot_be_made(
+    device, monkeypatch, call
+):
+    module, made = bindings.current().module, []
+    usual = getattr(module, call)
+
+    def second_fails(*args: Any) -> Any:
+        made.append(call)
+        return (2, None) if len(made) == 2 else usual(*args)
+
+    x = torch.ones(3)
+    gc.disable()
+    try:
+        with pytest.raises(CUDAError, match=call) as held:
+            with breakable_graph(CUDAGraphSequence()):
+                y = x * 2
+                bump(y)
+                z = y * 3
+                force_no_graph()
+                z.add_(1)
+                monkeypatch.setattr(module, call, second_fails, raising=False)
+        monkeypatch.undo()
+        release.drain()
+        assert made == [call] * 2
         assert [line for line in device.leaks() if "graph" in line or "exec" in line] == []
         del held
     finally:

@@ -49,11 +49,16 @@ class Plan:
         self.steps: list[Step] = []
         self.parts: list[GraphSegment | EagerSegment] = []  # what is embedded in other captures
         self.seats: list[tuple[GraphSegment, Seat]] = []  # what will launch which segments
-        for group in _groups(segments):
-            if isinstance(group, EagerSegment):
-                self._add_break(group)
-            else:
-                self._add_run(driver, group)
+        try:
+            for group in _groups(segments):
+                if isinstance(group, EagerSegment):
+                    self._add_break(group)
+                else:
+                    self._add_run(driver, group)
+        except BaseException:  # which may keep this half-made object for long
+            for _, seat in self.seats:
+                seat.executable.close()
+            raise
         #: what else has a current stream that breaks must see
         self.follower = companions.follower(framework) if self.has_breaks else None
 
@@ -103,21 +108,25 @@ class Plan:
             return known  # joined when an earlier block of the sequence ended
         parent = GraphHandle.create(driver)
         nodes: list[Any] = []
-        for segment in run:
-            after = nodes[-1:]
-            nodes.append(
-                driver.cuGraphAddChildGraphNode(
-                    parent.value, after or None, len(after), segment._handle.value
+        try:
+            for segment in run:
+                after = nodes[-1:]
+                nodes.append(
+                    driver.cuGraphAddChildGraphNode(
+                        parent.value, after or None, len(after), segment._handle.value
+                    )
                 )
-            )
-        made = ExecHandle.instantiate(parent, is_lost=self._is_lost)
-        for segment, node in zip(run, nodes, strict=True):
-            self._seat(segment, Seat(made, node))
+            made = ExecHandle.instantiate(parent, is_lost=self._is_lost)
+            for segment, node in zip(run, nodes, strict=True):
+                self._seat(segment, Seat(made, node))
+        except BaseException:
+            parent.close()  # an executable needs no graph to be closed
+            raise
         return made
 
     def _seat(self, segment: GraphSegment, seat: Seat) -> None:
-        segment._reapply(seat)  # what was edited in the executable that runs it until now
         self.seats.append((segment, seat))
+        segment._reapply(seat)  # what was edited in the executable that runs it until now
 
     def commit(self) -> None:
         """From here on the segments are run by this plan's executables. Can be repeated."""
