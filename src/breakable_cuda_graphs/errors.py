@@ -219,8 +219,9 @@ def bad_type(name: str, given: object, wanted: str) -> TypeError:
 def two_captures_draw() -> CaptureError:
     return CaptureError(
         "this segment draws random numbers while another capture is open on the device, and on "
-        "torch 2.11 and older a generator can serve one capture at a time. Capture one after the "
-        "other, or draw in a break."
+        "torch 2.11 and older a generator can serve one capture at a time. (A kernel whose arguments "
+        "only look like a generator's state, as a norm's may, counts as one that draws: beside another "
+        "capture that cannot be told.) Capture one after the other, or draw in a break."
     )
 
 
