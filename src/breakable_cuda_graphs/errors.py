@@ -221,7 +221,7 @@ def two_captures_draw() -> CaptureError:
         "this segment draws random numbers while another capture is open on the device, and on "
         "torch 2.11 and older a generator can serve one capture at a time. (A kernel whose arguments "
         "only look like a generator's state, as a norm's may, counts as one that draws: beside another "
-        "capture that cannot be told.) Capture one after the other, or draw in a break."
+        "thread's capture that cannot be told.) Capture one after the other, or draw in a break."
     )
 
 

@@ -172,6 +172,12 @@ class DeviceGenerator(SeededGenerator):
         self.words = words
         self.device = torch.device("cuda", 0)
 
+    def clone_state(self) -> None:
+        """A copy is in place only while a capture begins, which draws nothing."""
+
+    def graphsafe_set_state(self, state: Any) -> None:
+        pass
+
 
 class Shell:
     """What torch began a capture with."""
@@ -498,6 +504,40 @@ def test_a_host_is_not_moved_on_by_what_a_guest_has_drawn(stage):
     on.graph.close()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_guest_whose_host_waits_is_refused_only_if_it_draws(stage, monkeypatch, waits, draws):
+    """A host that goes on may be drawing at any moment: who looks then would disturb it."""
+    monkeypatch.setattr(module, "SHARED_TENSORS", True)
+    on = stage()
+    driver, generator = on.driver, on.generators[0]
+    side = driver.cuStreamCreate(1)
+    host = module.Draws(driver, 0, side, ())
+    host.open(lambda: capturing.begin(driver, side, "relaxed"))
+    on.draws.open(lambda: capturing.begin(driver, on.stream, "relaxed"))
+    on.draws.hosts_wait = waits
+    on.launch(5, *(word + 4096 for word in generator.words), 1024, 1)
+    if draws:
+        on.uniform_(generator)
+    nodes = driver.graph_nodes(driver.capture_info(on.stream).graph)
+    words = [module.reading.KernelReader(driver).words_of(node) for node in nodes]
+    with on.draws.lock:
+        found, problem = on.draws.ending(on.draws.states_in(words))
+        assert not found
+        assert (problem is None) is (waits and not draws)
+        graph = capturing.end(driver, on.stream).graph
+        on.draws.closed(on.shell)
+    assert on.draws.take_probes_out()
+    assert len(driver.graph_nodes(graph.value)) == len(nodes)
+    assert generator.state == (7, 40), "the host draws on from here"
+    assert not host.is_spoilt
+    graph.close()
+    capturing.discard(driver, side)
+    with host.lock:
+        host.ended()
+    driver.cuStreamDestroy(side)
+
+
 @pytest.mark.parametrize(("shared", "count", "looks"), [(True, 1, 1), (True, 2, 6), (False, 1, 3)])
 def test_the_tensors_are_looked_for_when_there_is_a_likeness_and_they_may_have_moved(
     stage, monkeypatch, shared, count, looks
@@ -575,6 +615,7 @@ class FakeDraws:
 
     def __init__(self) -> None:
         self.is_guest = self.had_guest = self.is_spoilt = False
+        self.hosts_wait = True
         self.generators: tuple[Any, ...] = ()
         self.stream: Any = None
         self.handle = 0
@@ -654,6 +695,26 @@ def test_a_guest_of_a_guest_is_a_guest_of_the_host_only(road):
     assert set(traffic._progress_of_hosts[third]) == {host}
     for draws in (third, guest, host):
         close(traffic, draws, one)
+
+
+def test_only_a_guest_of_another_thread_casts_doubt_on_what_its_host_draws(road):
+    """One of the host's own, as the body of a `capture_if`, begins while the host draws nothing."""
+    traffic, (one, two) = road
+    context = bindings.current().cuCtxGetCurrent()
+
+    def elsewhere(guest: FakeDraws) -> None:
+        bindings.current().cuCtxSetCurrent(context)
+        open_(traffic, guest, two)
+        close(traffic, guest, two)
+
+    host, inner, other = FakeDraws(), FakeDraws(), FakeDraws()
+    open_(traffic, host, one)
+    open_(traffic, inner, two)
+    assert (inner.is_guest, inner.hosts_wait, host.had_guest) == (True, True, False)
+    close(traffic, inner, two)
+    in_thread(lambda: elsewhere(other))
+    assert (other.is_guest, other.hosts_wait, host.had_guest) == (True, False, True)
+    close(traffic, host, one)
 
 
 @pytest.mark.parametrize("gone_on", [False, True])

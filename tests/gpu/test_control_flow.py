@@ -17,7 +17,7 @@ from breakable_cuda_graphs import (
 )
 from breakable_cuda_graphs.nodes import ConditionalNode
 
-from .helpers import N, bump, dev, same, sync, torch
+from .helpers import N, bump, close, dev, same, sync, torch
 from .kernels import add_scale, f32, kernel
 
 pytestmark = pytest.mark.gpu
@@ -233,6 +233,28 @@ def test_random_numbers_around_a_conditional() -> None:
     same(a, torch.rand(N, device="cuda"))
     same(b, torch.rand(N, device="cuda"))
     same(x, 1.0)
+
+
+def test_norms_around_and_in_a_body_are_not_taken_for_draws() -> None:
+    """Their arguments may look like a generator's state, and the body is a second capture."""
+    scale, seq = torch.ones(1024, device="cuda"), CUDAGraphSequence()
+    x, flag = torch.rand(4, 1024, device="cuda"), torch.ones((), device="cuda")
+
+    def norm(t: Any) -> Any:
+        t = torch.nn.functional.layer_norm(t + 1, (1024,), scale, scale)
+        return torch.nn.functional.rms_norm(t * t, (1024,), scale)
+
+    norm(x)
+    with breakable_graph(seq):
+        y = norm(x)
+        capture_if(flag, lambda: y.copy_(norm(y)))
+        z = norm(y)
+    for value in (1.0, 0.0):
+        flag.fill_(value)
+        x.uniform_()
+        seq.replay()
+        once = norm(x)
+        close(z, norm(norm(once) if value else once))
 
 
 def test_what_a_body_cannot_hold_is_refused_and_the_block_goes_on() -> None:

@@ -65,7 +65,8 @@ class Draws:
         self._looked_in: Any = None  # the shell of the segment in which that was
         self._probes: list[Any] = []  # nodes of the segment that showed where they are
         self.is_guest = False  # another capture had these generators when this segment began
-        self.had_guest = False  # another capture began while this segment was open
+        self.hosts_wait = True  # if so, it goes on when this has ended: it is this thread's
+        self.had_guest = False  # another thread's capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
 
     def make_ready(self) -> None:
@@ -77,7 +78,7 @@ class Draws:
         """Let a segment's capture be begun on the stream, and count from the true offsets on."""
         for counter in self._counters:
             counter.begin()
-        if self.registered or not SHARED_TENSORS:
+        if self.registered or not SHARED_TENSORS or self.is_guest:
             self._tensors = self._looked_in = None
         self._probes = []
         self._traffic.open(self, begin_capture)
@@ -95,11 +96,12 @@ class Draws:
         """The generators' states that the segment's kernels are handed.
 
         What has the shape of one is common: a norm gets two pointers, a count and a flag. So it is
-        compared with where the tensors are. Beside another capture that is no proof: the tensors of a
-        copy, which a guest leaves in place, may be gone by now. Called inside the capture.
+        compared with where the tensors are. Beside another thread's capture that is no proof: the tensors
+        of a copy, which a guest leaves in place, may be gone by now; and to look is to draw, which the
+        other may be doing. Called inside the capture.
         """
         found = generator_states(kernels)
-        if not found or self.is_guest or self.had_guest:
+        if not found or self.had_guest or (self.is_guest and not self.hosts_wait):
             return found
         return generator_states(kernels, {word for pair in self._find_tensors() for word in pair})
 
@@ -436,11 +438,14 @@ class Traffic:
             if self._open:
                 hosts = {other: other.progress() for other in self._open if not other.is_guest}
             draws.is_guest, draws.had_guest, draws.is_spoilt = bool(hosts), False, False
-            self._open[draws] = threading.get_ident()
+            here = threading.get_ident()
+            others = [host for host in hosts if self._open[host] != here]
+            draws.hosts_wait = not others
+            self._open[draws] = here
             if not hosts:
                 begin_capture()
                 return
-            for host in hosts:
+            for host in others:  # those of this thread draw nothing while the copies are in place
                 host.had_guest = True
             self._progress_of_hosts[draws] = hosts
             with _copies_in_place(draws.generators):
