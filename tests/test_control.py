@@ -59,6 +59,22 @@ def test_if_takes_its_body_as_python_would(
     assert bool(flag) == expected
 
 
+def test_a_body_may_be_empty_and_nobody_is_warned(device: Any) -> None:
+    seq, x, flag = CUDAGraphSequence(), torch.zeros(4), torch.zeros(1, dtype=torch.int32)
+
+    def fill() -> None:
+        x.fill_(3)
+
+    with breakable_graph(seq):
+        capture_if(flag, lambda: None, fill)
+    seq.replay()
+    assert x.tolist() == [3.0] * 4
+    flag.fill_(1)
+    x.zero_()
+    seq.replay()
+    assert x.tolist() == [0.0] * 4
+
+
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_a_body_that_launches_into_the_capture_around_it_is_refused(
     device: Any, swallowed: bool

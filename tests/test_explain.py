@@ -723,6 +723,23 @@ def test_it_is_refused_under_a_profiler(device: Any) -> None:
         sys.setprofile(None)
 
 
+def test_a_function_whose_work_is_still_to_be_done_is_not_called_sound(device: Any) -> None:
+    """Nothing of it has run: "nothing found" would be said of nothing."""
+    x = torch.ones(2)
+
+    async def later() -> float:
+        return x.sum().item()
+
+    for unfinished in (
+        later,
+        lambda: (x.sum().item() for _ in range(2)),
+        lambda: [map(torch.Tensor.item, (x,))],
+    ):
+        with pytest.raises(TypeError, match="whose work is still to be done"):
+            explain(unfinished)
+    assert not explain(lambda: list(map(torch.Tensor.item, x)))
+
+
 def test_what_is_not_callable_is_refused(device: Any) -> None:
     with pytest.raises(TypeError, match="callable"):
         explain(3)  # type: ignore[arg-type]

@@ -810,6 +810,13 @@ def explain_in_capture() -> CaptureError:
     )
 
 
+def explain_unfinished(kind: str) -> TypeError:
+    return TypeError(
+        f"the explained function returned a {kind}, whose work is still to be done, so nothing of it was "
+        "seen: explain a function that does the work before it returns"
+    )
+
+
 def explain_is_running() -> RuntimeError:
     return RuntimeError(
         "another function is being explained in this process: explain one at a time, and not inside of "

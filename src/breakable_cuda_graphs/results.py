@@ -107,12 +107,17 @@ def _is_new(value: Any, arrays: Arrays, session: Session) -> bool:
 _UNFINISHED = (Generator, AsyncGenerator, Awaitable, map, filter)
 
 
+def is_unfinished(value: Any) -> bool:
+    """Whether a call's work is still to be done; of a coroutine that is given up with this question."""
+    if isinstance(value, Coroutine):
+        value.close()  # or Python warns that it was never awaited
+    is_region = type(value).__module__ == "contextlib" and hasattr(value, "gen")  # @contextmanager
+    return is_region or isinstance(value, _UNFINISHED)
+
+
 def refuse_unfinished(name: str, path: str, value: Any) -> None:
     """What runs later runs in the next segment at capture, and not at all at a replay."""
-    is_region = type(value).__module__ == "contextlib" and hasattr(value, "gen")  # @contextmanager
-    if is_region or isinstance(value, _UNFINISHED):
-        if isinstance(value, Coroutine):
-            value.close()  # or Python warns that it was never awaited
+    if is_unfinished(value):
         raise errors.break_unfinished(name, path, type(value).__name__)
 
 

@@ -19,10 +19,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import blocks, errors
+from .. import blocks, errors, structures
 from .._driver import bindings, capturing
 from .._driver.ordering import join
 from ..frameworks.base import Framework
+from ..results import is_unfinished
 from ..sequence import CUDAGraphSequence
 from ..streams import as_handle
 from .calls import Calls
@@ -67,7 +68,8 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
         was seen to write, are put back before each run and at the end; state of Python's is not.
 
     Returns a `Report`: `.findings`, `.marks`, `.check`, and a page of text with `print`. It is true
-    where nothing was found and no check failed. Raises what `fn` raises; `TypeError` if that is not callable;
+    where nothing was found and no check failed. Raises what `fn` raises; `TypeError` if that is not callable,
+    or returns a generator or an awaitable, whose work would not have been seen;
     `RuntimeError` inside a capture, under a profiler, or while another thread explains. Without torch
     it knows what the driver's, CuPy's and Numba's calls and trial captures show, and compares nothing.
     """
@@ -83,7 +85,11 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The user's function is called from this very frame: stacks are looked at up to here."""
-    return fn(*args, **kwargs)
+    result = fn(*args, **kwargs)
+    for _, leaf in structures.leaves(result):
+        if is_unfinished(leaf):
+            raise errors.explain_unfinished(type(leaf).__name__)
+    return result
 
 
 class _Run:

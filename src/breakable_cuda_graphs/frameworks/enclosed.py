@@ -73,5 +73,7 @@ def _session(framework: Framework, pool: Pool, stream: Any, mode: str) -> Sessio
         from .raw import RawFramework, RawSession
 
         if isinstance(framework, RawFramework):
-            return RawSession(framework, stream, mode)
+            session = RawSession(framework, stream, mode)
+            session.names_streams = framework.name == "raw"  # torch's operators name none
+            return session
     return companions.session(framework, pool, stream, mode, ())
