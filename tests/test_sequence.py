@@ -20,6 +20,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     EagerSegment,
     GraphSegment,
     ReplayError,
+    annotate,
     breakable_graph,
     force_no_graph,
     no_graph,
@@ -67,6 +68,25 @@ def test_n_breaks_make_2n_plus_1_segments_in_order(device):
     assert isinstance(seq.segments[0], GraphSegment)
     assert isinstance(seq.segments[1], EagerSegment)
     assert seq.segments[1].name == "bump"
+
+
+def test_parts_of_later_blocks_are_numbered_on(device):
+    """The number is the place in `segments`: in names, in what is watched, and in errors."""
+    x, seq, other = torch.ones(2), CUDAGraphSequence(), torch.ones(2)
+    for t in (x, other):
+        with breakable_graph(seq):
+            with annotate("scope"):
+                t.mul_(2)
+                bump(t)
+                t.add_(1)
+    assert [segment.index for segment in seq.segments] == list(range(6))
+    assert [repr(segment).split()[1] for segment in seq.segments] == [f"{n}:" for n in range(6)]
+    assert [part.graph.nodes[0].scope for part in seq.segments[::3]] == ["scope"] * 2
+    assert seq.segments[4].scopes == ("scope",)
+    assert any("read or written in segment 3," in line for line in seq.watched)
+    with pytest.raises(RuntimeError) as caught, breakable_graph(seq):
+        x.sum().item()
+    assert "segment 6 " in caught.value.__notes__[0]
 
 
 def test_a_break_segment_shows_what_is_called(device):

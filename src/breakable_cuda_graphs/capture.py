@@ -184,6 +184,7 @@ class Block(blocks.Unfinished):
         self._host_is_device = self.driver.simulated and self.framework.name != "raw"
         self._ambient: Any = None
         self._segments: list[GraphSegment | EagerSegment] = []
+        self._first_index = 0  # earlier blocks of the sequence have made so many
         self._memory_mark: Any = None
         self._is_open = False  # a segment is being captured
         self._reader = reading.KernelReader(self.driver)
@@ -253,6 +254,7 @@ class Block(blocks.Unfinished):
             self._refuse_nesting()
             self._memory_mark = self.sequence._memory.mark()
             self.sequence._begin_capture(self)
+            self._first_index = len(self.sequence._segments)
             with release.relaxed_thread():
                 self._ambient = bindings.types.CUstream(self.framework.current_stream())
                 self.session.enter()
@@ -403,7 +405,7 @@ class Block(blocks.Unfinished):
             is_ours = isinstance(error, errors.CaptureError)
             # Another thread's call may kill a capture as it begins.
             if not is_ours and _speaks_of_capture(error):
-                for note in (errors.place(len(self._segments)), *errors.advice(self.mode, error)):
+                for note in (errors.place(self.next_index), *errors.advice(self.mode, error)):
                     errors.note(error, note)
             try:
                 self._abandon_segment()
@@ -414,7 +416,7 @@ class Block(blocks.Unfinished):
     def _end_segment(self, where: str) -> None:
         """End the open segment and keep its graph, or raise what was wrong with it."""
         try:
-            self._finish_segment(len(self._segments), where)
+            self._finish_segment(self.next_index, where)
         except BaseException as error:
             self._poison = error  # the body may hide it
             raise
@@ -500,6 +502,11 @@ class Block(blocks.Unfinished):
             self.session.abandon()
             self._is_open = False
 
+    @property
+    def next_index(self) -> int:
+        """The place in `sequence.segments` of what is captured now, or comes next."""
+        return self._first_index + len(self._segments)
+
     # ---- breaks
 
     @property
@@ -524,7 +531,7 @@ class Block(blocks.Unfinished):
         self._end_segment(name)
         self._place = debugging.user_place()
         segment = EagerSegment(
-            len(self._segments), does_nothing, (), {}, name=name, place=self._place,
+            self.next_index, does_nothing, (), {}, name=name, place=self._place,
             scopes=self._open_scopes(), does_nothing=True,
         )  # fmt: skip
         self._segments.append(segment)
@@ -591,7 +598,7 @@ class Block(blocks.Unfinished):
             call = (args, kwargs)
             results.refuse_arrays(name, value, self.find_arrays, self.session, call)
         segment = EagerSegment(
-            len(self._segments), function, stand_ins[0], stand_ins[1], name=name,
+            self.next_index, function, stand_ins[0], stand_ins[1], name=name,
             place=self._place, scopes=self._open_scopes(), modes=modes, result=result,
         )  # fmt: skip
         self._segments.append(segment)
@@ -685,7 +692,7 @@ class Block(blocks.Unfinished):
         if self.in_body:
             raise errors.break_in_a_body(name, self.in_body)
         if self.mode != "relaxed" and not self.is_home():
-            raise errors.other_thread(len(self._segments), f"the break {name}", self.mode)
+            raise errors.other_thread(self.next_index, f"the break {name}", self.mode)
         if not contexts.ensure(self.driver, self.framework.context):
             raise errors.break_on_other_device(name)
 
@@ -706,9 +713,9 @@ class Block(blocks.Unfinished):
         elif self._status() is Status.INVALIDATED or _speaks_of_capture(error):
             notes = errors.advice(self.mode, error)
         if notes or debugging.raised_by_a_library(error):
-            notes.insert(0, errors.place(len(self._segments)))
+            notes.insert(0, errors.place(self.next_index))
         if not self._allows_host_nodes and self._holds_host_node():
-            notes.append(str(errors.host_nodes(len(self._segments))))  # CuPy stumbles over its own
+            notes.append(str(errors.host_nodes(self.next_index)))  # CuPy stumbles over its own
         for note in notes:
             errors.note(error, note)
 

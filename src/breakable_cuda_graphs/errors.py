@@ -53,7 +53,10 @@ class UpdateError(CUDAError):
 
 
 class CaptureError(RuntimeError):
-    """A capture cannot begin, go on or end. `segment` is its number, `function` the break's name."""
+    """A capture cannot begin, go on or end.
+
+    `segment` is its place in `sequence.segments`, had the block ended well; `function` the break's name.
+    """
 
     segment: int | None = None
     function: str | None = None

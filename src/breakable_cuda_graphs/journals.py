@@ -152,5 +152,5 @@ def of_block(block: Block) -> Page:
     journal = block.journal
     if journal is None:
         journal = block.journal = Journal(block.driver, block.stream)
-    number = len(block._segments)
+    number = block.next_index
     return Page(journal, number if block._is_open else number + 1)
