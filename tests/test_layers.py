@@ -195,3 +195,12 @@ def test_design_names_every_file_of_its_tables() -> None:
     assert files - named - leaves - folders - {"__init__"} == set()
     known = files | {path.stem for path in ROOT.rglob("*.py")}
     assert named - known == {"capture_if", "capture_while", "rebind"}  # calls, not files
+
+
+@pytest.mark.parametrize(
+    "folder", ["_driver", "frameworks", "frameworks/pytorch", "simulator", "explaining", "pages"]
+)
+def test_a_folder_says_what_each_of_its_files_is_for(folder: str) -> None:
+    text = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"(?:^|  )([a-z0-9_]+\.py)  ", text, re.MULTILINE))
+    assert named == {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}

@@ -12,6 +12,7 @@
     proposing.py  the smallest set of functions to mark
     marking.py    mark a function for a while, wherever it is referred to
     trial.py      capture with the marks, and compare with eager runs
+    states.py     the memory that a function reads and writes: saved, put back, compared (needs torch)
     report.py     what is handed back, as objects and as a page
     paths.py      one sequence, explained: what a replay does, and what falls back
 

@@ -1,9 +1,18 @@
 """One small file or folder a framework: what it must be told when a segment begins and ends.
 
-    base.py       the protocols
-    pytorch/      torch, whose allocator and generators have to see a capture as their own
-    raw.py        streams of anybody, captured by the driver alone
-    simulated.py  torch's CPU tensors on the simulated device
+    base.py        the protocols
+    pytorch/       torch, whose allocator and generators have to see a capture as their own
+    raw.py         streams of anybody, captured by the driver alone
+    simulated.py   torch's CPU tensors on the simulated device
+    companions.py  the libraries beside the framework of a block
+    cupy.py        CuPy: private memory, its current stream, its arrays
+    numba.py       Numba: what it must not do inside a segment, and its arrays
+    libraries.py   which of them are loaded
+    interfaces.py  who knows a value as a device array, and whose memory it lies in
+    owners.py      arrays by the addresses that captured kernels have
+    collector.py   arrays that Python's collector knows
+    gone.py        memory that was given back while its segment was being captured
+    enclosed.py    captures that stand on their own, for graphs and bodies
 
 The hard problem here: to choose. Torch's books are kept whenever torch is at work in this process
 and the stream is one that torch's memory can be used on, whatever kind of object named it.

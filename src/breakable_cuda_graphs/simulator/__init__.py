@@ -9,9 +9,23 @@ would have answered with a crash.
         ...                      # the library uses this driver now
                                  # at the end: an error for each misuse and each lost handle
 
-    driver.py      the stand-in itself         kernels.py   kernels with Python bodies
-    captures.py    the capture state machine   execs.py     executables and their random orders
-    tensors.py     CPU torch tensors captured operator by operator (the one part that needs torch)
+    driver.py       the stand-in itself, made of the groups of calls below
+    bindings129.py  the same in the shape of the 12.9 bindings
+    world.py        one lock, many threads, methods that look like C calls
+    contexts.py     devices and contexts
+    streams.py      streams and events, and where work goes that is given to a stream
+    captures.py     the capture state machine
+    memory.py       real addresses of this process that count as device memory
+    nodes.py        what nodes do, as values        structs.py     those and the bindings' structs
+    graphs.py       graphs as data                  templates.py   the calls that build and read them
+    parameters.py   the calls that read and set what a node does
+    execs.py        executables and their random orders
+    exec_calls.py   the calls for them              updates.py     what may change in one
+    launching.py    the calls that give work to a stream
+    kernels.py      kernels with Python bodies
+    users.py        user objects                    dot.py         graphs as DOT files
+    forks.py        what forked children did, told to the parent
+    tensors.py      CPU torch tensors captured operator by operator (the one part that needs torch)
 """
 
 from __future__ import annotations
