@@ -257,6 +257,21 @@ def test_norms_around_and_in_a_body_are_not_taken_for_draws() -> None:
         close(z, norm(norm(once) if value else once))
 
 
+def test_a_body_that_draws_from_a_generator_of_its_block_is_refused_and_takes_nothing() -> None:
+    noise, flag, y = torch.Generator("cuda"), torch.ones((), device="cuda"), dev(0)
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq, generators=[noise]):
+        with pytest.raises(RuntimeError):
+            capture_if(flag, lambda: y.copy_(torch.rand(N, device="cuda", generator=noise)))
+        out = torch.rand(N, device="cuda", generator=noise)
+    noise.manual_seed(4)
+    ours = [(seq.replay(), out.clone())[1] for _ in range(2)]
+    noise.manual_seed(4)
+    for mine in ours:
+        same(mine, torch.rand(N, device="cuda", generator=noise))
+    same(y, 0.0)
+
+
 def test_what_a_body_cannot_hold_is_refused_and_the_block_goes_on() -> None:
     x, flag, seq = dev(1), torch.ones((), device="cuda"), CUDAGraphSequence()
 

@@ -59,13 +59,14 @@ class Draws:
         self.lock = self._traffic.lock
         with self._traffic.lock:
             self._counters = [_Counter(g) for g in self.generators]
-        self._offsets_of_host: list[int] = []
+        self._found: list[tuple[Any, Any]] = []  # as a guest: generators, and their states inside
         self.scratch: Any = None  # a tensor for the draws that look
         self._tensors: list[Tensors] | None = None  # of the generators, once looked at
         self._looked_in: Any = None  # the shell of the segment in which that was
         self._probes: list[Any] = []  # nodes of the segment that showed where they are
         self.is_guest = False  # another capture had these generators when this segment began
         self.hosts_wait = True  # if so, it goes on when this has ended: it is this thread's
+        self.lent: tuple[Any, ...] = ()  # its generators, beside ours: they can be drawn from too
         self.had_guest = False  # another thread's capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
 
@@ -83,7 +84,8 @@ class Draws:
         self._probes = []
         self._traffic.open(self, begin_capture)
         if self.is_guest:
-            self._offsets_of_host = [_offset_inside(g) for g in self.generators]
+            self._tensors = None
+            self._found = [(each, each.get_state()) for each in (*self.generators, *self.lent)]
         else:
             for counter in self._counters:
                 counter.opened()
@@ -106,9 +108,9 @@ class Draws:
         return generator_states(kernels, {word for pair in self._find_tensors() for word in pair})
 
     def _find_tensors(self) -> list[Tensors]:
-        """Where each generator has its seed and its offset on the device."""
+        """Where each generator has its seed and its offset on the device: ours, then those lent."""
         if self._tensors is None:
-            self._tensors = [self._probe(generator) for generator in self.generators]
+            self._tensors = [self._probe(each) for each in (*self.generators, *self.lent)]
         return self._tensors
 
     def _probe(self, generator: Any) -> Tensors:
@@ -165,8 +167,8 @@ class Draws:
     def _end_of_guest(self) -> Exception:
         """A guest has drawn: it is refused, and its hosts are as if it had not, where that can be."""
         if not self._traffic.spoil_hosts(self):
-            for counter, offset in zip(self._counters, self._offsets_of_host, strict=True):
-                counter.set_inside(counter.generator.initial_seed(), offset)
+            for generator, state in self._found:
+                generator.set_state(state)
         return errors.two_captures_draw()
 
     def closed(self, shell: Any) -> None:
@@ -226,13 +228,8 @@ class _Counter:
     def opened(self) -> None:
         """Inside the capture: count from the true offset on."""
         if self.start:
-            self.set_inside(self._seed, self.start)
-
-    def set_inside(self, seed: int, offset: int) -> None:
-        """Set both within the open capture."""
-        words = self._words
-        words[0], words[1] = seed % _WRAP, offset
-        self.generator.set_state(self._state)
+            self._words[0], self._words[1] = self._seed % _WRAP, self.start
+            self.generator.set_state(self._state)
 
     def ending(self) -> None:
         """Still inside: see how much was drawn."""
@@ -443,8 +440,11 @@ class Traffic:
             draws.hosts_wait = not others
             self._open[draws] = here
             if not hosts:
+                draws.lent = ()
                 begin_capture()
                 return
+            lent = dict.fromkeys(each for host in hosts for each in host.generators)
+            draws.lent = tuple(each for each in lent if each not in draws.generators)
             for host in others:  # those of this thread draw nothing while the copies are in place
                 host.had_guest = True
             self._progress_of_hosts[draws] = hosts
