@@ -853,6 +853,62 @@ def test_a_break_that_gives_a_parameter_other_data_is_refused(device):
         capture(lambda: (change(weight), weight.detach() * 2))
 
 
+FILLED = {
+    "a list": (lambda t: [t], lambda given: given.append(given[0] * 2), lambda given: given[1]),
+    "a dict": (lambda t: {"h": t}, lambda d: d.update(h=d["h"] * 2), lambda d: d["h"]),
+    "a data class": (
+        lambda t: State(t), lambda s: setattr(s, "inside", s.inside * 2), lambda s: s.inside,
+    ),
+    "an attribute": (lambda t: t, lambda t: setattr(t, "twice", t * 2), lambda t: t.twice),
+    "a gradient": (
+        lambda t: with_gradient(t), lambda t: setattr(t, "grad", t.detach() * 2), lambda t: t.grad,
+    ),
+}  # fmt: skip
+
+
+def with_gradient(t: Any) -> Any:
+    t.grad = torch.ones(2)
+    return t
+
+
+@pytest.mark.parametrize("reader", ["a segment", "a break"])
+@pytest.mark.parametrize("name", FILLED)
+def test_a_new_tensor_put_into_an_argument_is_refused_where_it_is_read(device, name, reader):
+    """Each replay puts another one there, or into a copy of the container: nobody would see it."""
+    make, fill, pick = FILLED[name]
+    given = make(torch.ones(2))
+    read = no_graph(lambda t: None) if reader == "a break" else lambda t: t * 1
+
+    def body() -> Any:
+        no_graph(lambda value: done(fill(value)))(given)
+        return read(pick(given))
+
+    with pytest.raises(CaptureError, match="put a new tensor into its argument 0"):
+        capture(body)
+    assert_nothing_open(device)
+
+
+def test_a_new_tensor_put_into_an_argument_is_the_users_where_nothing_captured_reads_it(device):
+    x, results = torch.ones(2), []
+    note = no_graph(lambda t, results: results.append(t.clone()))
+    seq, y = capture(lambda: (lambda t: (note(t, results), t + 1)[1])(x * 2))
+    x.fill_(3)
+    seq.replay()
+    assert y.tolist() == [7, 7]
+    assert results[1].tolist() == [6, 6]
+
+
+def test_a_first_gradient_made_in_a_break_is_read_by_the_next_segment(device):
+    weight, x = torch.nn.Parameter(torch.ones(2)), torch.ones(2)
+    backward = no_graph(lambda w: (w * x).sum().backward())
+    seq, total = capture(lambda: (backward(weight), weight.grad * 1)[1])
+    for value in (3.0, 5.0):
+        x.fill_(value)
+        weight.grad.zero_()
+        seq.replay()
+        assert total.tolist() == [value] * 2
+
+
 def test_a_break_that_leaves_another_stream_current_is_refused(device):
     """At a replay the next break would run there, and the caller go on there."""
     x = torch.ones(2)

@@ -88,6 +88,10 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
     "other_stream_left_current": (
         ("f",), CaptureError, {"function": "f"}, "break f|left another stream|with statement",
     ),
+    "argument_filled": (
+        ("f", "0['h']", "read in segment 2"), CaptureError, {"function": "f"},
+        "break f|argument 0['h']|read in segment 2|static|was there before",
+    ),
     "argument_moved": (
         ("f", "0"), CaptureError, {"function": "f"}, "break f|argument 0|shape|copy_|view",
     ),

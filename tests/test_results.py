@@ -110,6 +110,13 @@ def test_keys_of_any_type_have_places_of_their_own(device):
         seq.replay()
 
 
+def test_no_error_is_as_long_as_a_key(device):
+    x = torch.ones(2)
+    with pytest.raises(CaptureError, match=r"result\[str 0\]") as info:
+        capture(lambda: no_graph(lambda t: {"k" * 10_000: t * 2})(x))
+    assert len(str(info.value)) < 1000
+
+
 def test_no_key_is_printed_that_is_a_tensor(device, monkeypatch):
     """That would wait for the device."""
     x, state = torch.ones(2), {torch.nn.Parameter(torch.ones(2)): torch.ones(2)}

@@ -572,10 +572,14 @@ class Block(blocks.Unfinished):
         modes = self.framework.modes()
         self.session.before_break()
         before: list[Any] = []
+        given: dict[str, Any] = {}
+        own: structures.Own = {}
         stand_ins, addresses = (args, kwargs), _NOWHERE
         if args or kwargs:
             stand_ins, addresses = self._stand_ins(name, args, kwargs)
             before = list(self._states(args, kwargs))
+            given = dict(self._inside(args, kwargs))
+            own = structures.without_arrays(args, kwargs, self.find_arrays)
         value = (function if stub is None else stub)(*args, **kwargs)
         if self.framework.current_stream() != self._handle and not self.session.has_new_company():
             is_open = blocks.end_inside(self)
@@ -587,6 +591,8 @@ class Block(blocks.Unfinished):
                 raise errors.history_changed(name, path)
             if place is not None and arrays.place(leaf) != place:
                 raise errors.argument_moved(name, path)
+        if args or kwargs:
+            self._note_put(name, args, kwargs, given, own)
         result = None
         if static:
             scene = results.Scene(
@@ -599,7 +605,7 @@ class Block(blocks.Unfinished):
             results.refuse_arrays(name, value, self.find_arrays, self.session, call)
         segment = EagerSegment(
             self.next_index, function, stand_ins[0], stand_ins[1], name=name,
-            place=self._place, scopes=self._open_scopes(), modes=modes, result=result,
+            place=self._place, scopes=self._open_scopes(), modes=modes, result=result, own=own,
         )  # fmt: skip
         self._segments.append(segment)
         return value
@@ -631,6 +637,32 @@ class Block(blocks.Unfinished):
             if arrays is not None:
                 place = arrays.place(leaf) if arrays.can_alias(leaf) else None
                 yield path, leaf, arrays, arrays.history(leaf), place
+
+    def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+        """The arrays in the containers of a call, and those that its arrays have as attributes."""
+        for path, leaf in structures.leaves_of_call(args, kwargs):
+            if self.find_arrays(leaf) is not None:
+                yield path, leaf
+                for name, value in getattr(leaf, "__dict__", {}).items():
+                    if self.find_arrays(value) is not None:
+                        yield f"{path}.{name}", value
+                if getattr(leaf, "is_leaf", False) and leaf.grad is not None:  # others warn
+                    yield f"{path}.grad", leaf.grad
+
+    def _note_put(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any],
+        own: structures.Own,
+    ) -> None:  # fmt: skip
+        """Arrays that a break has made and put where replays put them into a copy or another place."""
+        known = {id(value) for value in given.values()}
+        known.update(id(leaf) for each in own.values() for _, leaf in structures.leaves(each))
+        for path, value in self._inside(args, kwargs):
+            arrays = self.find_arrays(value)
+            assert arrays is not None
+            if path.endswith(".grad") and path not in given:
+                continue  # a first gradient, to which later calls add
+            if id(value) not in known and arrays.can_alias(value):
+                self.sequence._memory.note_put(value, arrays, name, path)
 
     def _stand_ins(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -675,7 +707,9 @@ class Block(blocks.Unfinished):
         body = segment.fn if segment._result is None else segment.call_and_fill
         if segment._does_nothing:
             return
-        args, kwargs = structures.renewed_call(segment.args, segment.kwargs, self.find_arrays)
+        args, kwargs = structures.renewed_call(
+            segment.args, segment.kwargs, self.find_arrays, segment._own
+        )
         self.run_break(body, args, kwargs, name=segment.name, stub=None, static=False)
 
     def keep(self, thing: object, memory: Memory | None = None) -> None:

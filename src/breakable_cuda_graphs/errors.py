@@ -437,6 +437,16 @@ def other_stream_left_current(name: str) -> CaptureError:
     return error
 
 
+def argument_filled(name: str, argument: str, role: str) -> CaptureError:
+    error = CaptureError(
+        f"the break {name} put a new tensor into its argument {argument}, and it is {role}: replays would "
+        "find only this first one there. Return it, with "
+        '@no_graph(outputs="static"), or write into a tensor that was there before the break.'
+    )
+    error.function = name
+    return error
+
+
 def argument_moved(name: str, argument: str) -> CaptureError:
     error = CaptureError(
         f"the break {name} gave its argument {argument} other memory or another shape (`t.data = other`, "

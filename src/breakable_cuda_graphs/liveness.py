@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from . import errors
 from ._driver.reading import Survey
 from .debugging import Place, line_of
 from .frameworks.base import Arrays, Birth, Found, Session
@@ -25,12 +26,14 @@ class Memory:
     reference callbacks write it, and only assign: they may run in any thread, at any line.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_unknown", "_watched", "stale")
+    __slots__ = ("__weakref__", "_kept", "_put", "_unknown", "_watched", "stale")
 
     def __init__(self) -> None:
         self.stale: tuple[str, str] | None = None  # (tensor, role)
         self._kept: dict[int, Any] = {}  # address -> storage, owned until reset
         self._watched: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        # What breaks have put into their arguments: (storage, break, where).
+        self._put: dict[int, tuple[weakref.ref[Any], str, str]] = {}
         self._unknown: dict[int, str] = {}  # addresses whose owner nobody knows -> their role
 
     def argument(
@@ -77,10 +80,20 @@ class Memory:
         birth = session.birth(address, storage)
         if birth is Birth.POOL:
             return
+        if birth is Birth.BREAK and address in self._put:
+            reference, name, path = self._put[address]
+            if reference() is storage:
+                raise errors.argument_filled(name, path, role)
         if birth is Birth.BREAK or rules.keep_inputs or storage is None:
             self._kept[address] = keeper
         elif rules.check_liveness:
             self._watch(address, storage, _in_words(kind), role)
+
+    def note_put(self, value: Any, arrays: Arrays, name: str, path: str) -> None:
+        """A break has put a new array into an argument: replays do not bring the next one there."""
+        address, nbytes, storage = arrays.storage(value)
+        if nbytes and storage is not None:
+            self._put[address] = (weakref.ref(storage), name, path)
 
     def own(self, value: Any, arrays: Arrays) -> None:
         """Keep the memory of an array until `reset()`."""
@@ -119,6 +132,7 @@ class Memory:
     def clear(self) -> None:
         """Forget everything; what was owned has to be kept by others until no replay reads it."""
         self._kept.clear()
+        self._put.clear()
         self._watched.clear()
         self._unknown.clear()
         self.stale = None

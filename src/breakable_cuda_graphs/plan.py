@@ -148,8 +148,9 @@ class Plan:
         if not segment.args and not segment.kwargs:
             return body
         is_array = interfaces.finder(self.framework)
-        renewals = [structures.renewal(value, is_array) for value in segment.args]
-        by_name = {k: structures.renewal(v, is_array) for k, v in segment.kwargs.items()}
+        own = segment._own
+        renewals = [structures.renewal(value, is_array, own) for value in segment.args]
+        by_name = {k: structures.renewal(v, is_array, own) for k, v in segment.kwargs.items()}
         if any(renewals) or any(by_name.values()):
             return _WithNewContainers(body, segment, renewals, by_name)
         return functools.partial(body, *segment.args, **segment.kwargs)

@@ -21,6 +21,7 @@ from .frameworks.base import Runner
 from .journals import Journal
 from .places import Places
 from .results import StaticResult
+from .structures import Own
 from .targets import SegmentTarget
 from .templates import Shadow, Template
 
@@ -210,9 +211,10 @@ class EagerSegment:
     def __init__(
         self, index: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str,
         place: Place | None = None, scopes: tuple[str, ...] = (), modes: Any = None,
-        result: StaticResult | None = None, does_nothing: bool = False,
+        result: StaticResult | None = None, does_nothing: bool = False, own: Own | None = None,
     ) -> None:  # fmt: skip
         self.index = index
+        self._own = own or {}  # containers that were given without arrays: the user's, as they are
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.name, self._place, self.scopes = name, place, scopes
         self._modes = modes

@@ -33,11 +33,18 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 _NAMES = (str, int, float, bool, bytes, type(None))
+_LONG = 80
+
+
+def _is_name(key: Any) -> bool:
+    """Whether a key says in a few words which one it is."""
+    kind = type(key)
+    return kind in _NAMES and (kind not in (str, bytes) or len(key) <= _LONG)
 
 
 def _step(key: Any, at: int) -> str:
     """How a key is written in a path: one that could be anything, a tensor even, by its place."""
-    return f"[{key!r}]" if type(key) in _NAMES else f"[{type(key).__name__} {at}]"
+    return f"[{key!r}]" if _is_name(key) else f"[{type(key).__name__} {at}]"
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -105,18 +112,31 @@ def _like_tuple(value: Any, made: list[Any]) -> Any:
     return new
 
 
+#: Containers that are their user's own, by identity. They are held: an identity is given out again.
+Own = dict[int, Any]
+
+
+def without_arrays(
+    args: tuple[Any, ...], kwargs: dict[str, Any], is_array: Callable[[Any], Any]
+) -> Own:
+    """The containers of a call without arrays, and those inside of others."""
+    found = (each for value in (*args, *kwargs.values()) for each in _containers(value, ()))
+    return {id(each): each for each in found if not any(is_array(leaf) for _, leaf in leaves(each))}
+
+
 def renewal(
-    value: Any, is_array: Callable[[Any], Any], above: tuple[int, ...] = ()
+    value: Any, is_array: Callable[[Any], Any], own: Own, above: tuple[int, ...] = ()
 ) -> Callable[[], Any] | None:
     """What makes a container anew, with the same leaves, each time; None: it can be given again.
 
-    That goes for containers without arrays, which are somebody's own, and for those that nobody can
-    change.
+    That goes for somebody's own, which may have got arrays since, and for those that nobody can change.
     """
     parts = children(value)
-    if parts is None or id(value) in above or not any(is_array(leaf) for _, leaf in leaves(value)):
+    if parts is None or id(value) in above or id(value) in own:
         return None
-    makers = [renewal(part, is_array, (*above, id(value))) for _, part in parts]
+    if not any(is_array(leaf) for _, leaf in leaves(value)):
+        return None
+    makers = [renewal(part, is_array, own, (*above, id(value))) for _, part in parts]
     if any(makers):
         pairs = [(make, part) for make, (_, part) in zip(makers, parts, strict=True)]
         return lambda: _like(value, [make() if make else part for make, part in pairs], parts)
@@ -147,12 +167,12 @@ def rebuilt_call(
 
 
 def renewed_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any], is_array: Callable[[Any], Any]
+    args: tuple[Any, ...], kwargs: dict[str, Any], is_array: Callable[[Any], Any], own: Own
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call's arguments with each container made anew that `renewal` makes anew."""
 
     def renewed(value: Any) -> Any:
-        make = renewal(value, is_array)
+        make = renewal(value, is_array, own)
         return value if make is None else make()
 
     return tuple(map(renewed, args)), {key: renewed(value) for key, value in kwargs.items()}
@@ -174,7 +194,7 @@ def _keys_by_place(value: Any) -> dict[Any, int] | None:
     """The keys of a dict that its steps do not name."""
     if not isinstance(value, dict):
         return None
-    return {key: at for at, key in enumerate(value) if type(key) not in _NAMES} or None
+    return {key: at for at, key in enumerate(value) if not _is_name(key)} or None
 
 
 #: Values that hold nothing which somebody could have put there, or too much.

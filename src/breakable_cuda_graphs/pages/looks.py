@@ -159,7 +159,7 @@ def _arguments(segment: EagerSegment) -> list[tuple[str, str, str]]:
     for path, value in structures.leaves_of_call(segment.args, segment.kwargs):
         memory, where = array_memory(value), ""
         if memory is None:
-            text = repr(value)
+            text = _in_words(value)
         else:
             shape = list(getattr(value, "shape", ()))
             size = "" if memory.nbytes is None else f", {size_of(memory.nbytes)}"
@@ -167,6 +167,14 @@ def _arguments(segment: EagerSegment) -> list[tuple[str, str, str]]:
             where = f" at {memory.address:#x}"
         found.append((path, text if len(text) <= _SHOWN_TEXT else text[:_SHOWN_TEXT] + " …", where))
     return found
+
+
+def _in_words(value: Any) -> str:
+    """How an object shows itself; that is its user's code, and may fail."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 # ---------------------------------------------------------------- two of them
