@@ -118,6 +118,19 @@ def test_names_cannot_end_the_data(device: Any) -> None:
     assert report["rows"][1]["name"] == HOSTILE
 
 
+class Unwilling:
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+def test_an_argument_that_cannot_be_shown_is_named_by_its_type(device: Any) -> None:
+    seq = CUDAGraphSequence()
+    with breakable_graph(seq):
+        no_graph(lambda thing: None)(Unwilling())
+    (side,) = data_of(pages.sequence_page(seq))["sides"]
+    assert side["parts"][1]["args"] == [["0", "<Unwilling>"]]
+
+
 def test_two_sequences_are_compared_part_by_part(device: Any) -> None:
     left, right = layers(2), layers(2, width=2)
     changes = data_of(pages.sequence_page(left, right))["changes"]
