@@ -165,6 +165,27 @@ def test_inference_mode_is_off_around_torchs_calls_and_back(bench):
     bench.check_all_closed()
 
 
+def test_torch_may_fill_what_is_its_own_inside_of_a_transform(bench, monkeypatch):
+    """`capture_begin` fills the generators' tensors; `torch.func.grad` refuses that in its function."""
+    own, begin = torch.zeros(1), FakeShell.capture_begin
+
+    def fills(shell: Any, **arguments: Any) -> None:
+        own.fill_(7)
+        begin(shell, **arguments)
+
+    def function(t: Any) -> Any:
+        books.open()
+        bench.work()
+        books.close()
+        return (t * t).sum()
+
+    monkeypatch.setattr(FakeShell, "capture_begin", fills)
+    books = bench.books()
+    assert torch.func.grad(function)(torch.ones(2)).tolist() == [2, 2]
+    assert own.item() == 7
+    bench.check_all_closed()
+
+
 # ---------------------------------------------------------------- from every stage
 
 

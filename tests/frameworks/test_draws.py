@@ -19,6 +19,7 @@ from breakable_cuda_graphs import CaptureError, CUDAError, ReplayError  # noqa: 
 from breakable_cuda_graphs._driver import bindings, capturing, ordering, release  # noqa: E402
 from breakable_cuda_graphs._driver.handles import ExecHandle  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import draws as module  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch import modes  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch.draws import (  # noqa: E402
     Traffic,
     generator_states,
@@ -588,7 +589,7 @@ def test_modes_and_transforms_of_the_users_do_not_see_the_draw_that_looks(monkey
             return function(*args, **(kwargs or {}))
 
     def drawing(x: Any) -> Any:
-        with module._unseen():
+        with modes.unseen():
             torch.empty(1).uniform_()
         return (x * x).sum()
 
@@ -598,7 +599,7 @@ def test_modes_and_transforms_of_the_users_do_not_see_the_draw_that_looks(monkey
         torch.func.vmap(torch.func.grad(drawing))(x)
         torch.func.jvp(drawing, (x,), (x,))
     with Functions(), Watch(), torch.inference_mode():
-        with module._unseen():
+        with modes.unseen():
             made = torch.empty(1)
             made.uniform_()
         assert seen == []

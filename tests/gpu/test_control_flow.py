@@ -244,10 +244,13 @@ def test_norms_around_and_in_a_body_are_not_taken_for_draws() -> None:
         t = torch.nn.functional.layer_norm(t + 1, (1024,), scale, scale)
         return torch.nn.functional.rms_norm(t * t, (1024,), scale)
 
+    def again() -> None:
+        y.copy_(norm(y))
+
     norm(x)
     with breakable_graph(seq):
         y = norm(x)
-        capture_if(flag, lambda: y.copy_(norm(y)))
+        capture_if(flag, again)
         z = norm(y)
     for value in (1.0, 0.0):
         flag.fill_(value)
@@ -260,9 +263,13 @@ def test_norms_around_and_in_a_body_are_not_taken_for_draws() -> None:
 def test_a_body_that_draws_from_a_generator_of_its_block_is_refused_and_takes_nothing() -> None:
     noise, flag, y = torch.Generator("cuda"), torch.ones((), device="cuda"), dev(0)
     seq = CUDAGraphSequence()
+
+    def draw() -> None:
+        y.copy_(torch.rand(N, device="cuda", generator=noise))
+
     with breakable_graph(seq, generators=[noise]):
         with pytest.raises(RuntimeError):
-            capture_if(flag, lambda: y.copy_(torch.rand(N, device="cuda", generator=noise)))
+            capture_if(flag, draw)
         out = torch.rand(N, device="cuda", generator=noise)
     noise.manual_seed(4)
     ours = [(seq.replay(), out.clone())[1] for _ in range(2)]

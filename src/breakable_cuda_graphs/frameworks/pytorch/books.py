@@ -20,8 +20,9 @@ import torch
 from ..._driver import capturing, release
 from ..._driver.bindings import Driver
 from ..._driver.capturing import Ended
+from . import modes
 
-_is_inference = torch.is_inference_mode_enabled
+_is_inference, _transform = torch.is_inference_mode_enabled, modes.transform
 
 _NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
 
@@ -52,8 +53,8 @@ class Books:
             self.shell.register_generator_state(generator)
         self._stage = _OPENING
         release.capture_opened(self)
-        if _is_inference():
-            with torch.inference_mode(False):
+        if _is_inference() or _transform() is not None:  # both refuse fills of others' tensors
+            with modes.unseen():
                 self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
         else:
             self.shell.capture_begin(pool=self.pool, capture_error_mode=self.mode)
@@ -105,9 +106,9 @@ class Books:
             raise
 
     def _capture_end(self) -> None:
-        """Generators refuse to have their tensors filled in inference mode."""
-        if _is_inference():
-            with torch.inference_mode(False):
+        """`capture_end`, under the same modes."""
+        if _is_inference() or _transform() is not None:
+            with modes.unseen():
                 self.shell.capture_end()
         else:
             self.shell.capture_end()

@@ -30,6 +30,7 @@ from ..._driver import reading, wordwriting
 from ..._driver.bindings import Driver, types
 from ..._driver.ordering import CompletionMark
 from ..._driver.threads import Home
+from .modes import unseen
 
 _WRAP = 1 << 64
 
@@ -72,7 +73,7 @@ class Draws:
 
     def make_ready(self) -> None:
         """Before the first segment, with a stream current that is in no capture."""
-        with _unseen():  # in a capture it would be made in the pool
+        with unseen():  # in a capture it would be made in the pool
             self.scratch = torch.empty(1, device=torch.device("cuda", self._device))
 
     def open(self, begin_capture: Callable[[], None]) -> None:
@@ -116,7 +117,7 @@ class Draws:
     def _probe(self, generator: Any) -> Tensors:
         """Draw a number inside the capture, and see what its kernel was handed."""
         state, before = generator.get_state(), self._frontier()
-        with _unseen():
+        with unseen():
             self.scratch.uniform_(generator=generator)
         generator.set_state(state)
         nodes = [node for number, node in self._frontier().items() if number not in before]
@@ -336,28 +337,6 @@ Tensors = tuple[int, int]
 
 #: The same, and the offset inside the graph.
 State = tuple[int, int, int]
-
-_keys = torch._C.DispatchKey
-
-#: What `torch.func.grad`, `vmap` and the like see operators by.
-_TRANSFORMS = torch._C.DispatchKeySet(
-    _keys.FuncTorchDynamicLayerFrontMode
-) | torch._C.DispatchKeySet(_keys.FuncTorchDynamicLayerBackMode)
-
-
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Inside, what sees torch's functions and operators is off: modes, transforms, inference mode."""
-    guard = torch._C._DisableTorchDispatch()
-    try:
-        with (
-            torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS),
-            torch._C.DisableTorchFunction(),
-            torch.inference_mode(False),
-        ):
-            yield
-    finally:
-        del guard
 
 
 def generator_states(

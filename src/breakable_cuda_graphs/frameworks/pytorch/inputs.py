@@ -37,6 +37,8 @@ class _Known:
     def add(self, tensor: Any) -> None:
         """Take note of the memory of a tensor, unless it is an alias of ours or known already."""
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # a fake tensor's, which says that it is on a device
+            return
         start, nbytes = storage.data_ptr(), storage.nbytes()
         if not nbytes or is_alias_storage(storage) or self._is_known(start):
             return

@@ -57,6 +57,32 @@ def entered(modes: Modes) -> Iterator[None]:
         yield
 
 
+_keys = torch._C.DispatchKey
+
+#: What `torch.func.grad`, `vmap` and the like see operators by.
+_TRANSFORMS = torch._C.DispatchKeySet(
+    _keys.FuncTorchDynamicLayerFrontMode
+) | torch._C.DispatchKeySet(_keys.FuncTorchDynamicLayerBackMode)
+
+#: The innermost of those that are open in this thread, or None.
+transform = torch._C._functorch.peek_interpreter_stack
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Inside, what sees torch's functions and operators is off: modes, transforms, inference mode."""
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        with (
+            torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS),
+            torch._C.DisableTorchFunction(),
+            torch.inference_mode(False),
+        ):
+            yield
+    finally:
+        del guard
+
+
 #: A cast that autocast remembers must not cross a border between captured and eager code: one made
 #: in a segment holds nothing until the replay; one made in a break has another address at each
 #: replay (`torch.cuda.make_graphed_callables` refuses the cache for the same reason).
