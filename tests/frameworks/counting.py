@@ -214,7 +214,6 @@ def main() -> None:
 
     bindings.use(bindings.Driver(Module()))
     workspaces.make = lambda *_: None
-    draws.Draws.make_ready = lambda _: None
     draws.SHARED_TENSORS = True  # as on torch 2.11, where more has to be done
     source = str(Path(__file__).parent)
 

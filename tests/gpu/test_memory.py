@@ -477,3 +477,16 @@ def test_an_input_that_dies_before_its_segment_has_ended_is_refused() -> None:
     assert seq.unwatched == ()
     seq.replay()
     same(out, 5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_words_that_are_left_over_in_a_large_argument_make_nothing_stale(count: int) -> None:
+    """A list of tensors is handed over in a struct of kilobytes, of which the rest is not filled."""
+    tensors = [torch.zeros(4, device="cuda") for _ in range(count)]
+    for number in range(4):
+        seq = CUDAGraphSequence()
+        with breakable_graph(seq):
+            torch._foreach_add_(tensors, 1.0)
+        gc.collect()
+        seq.replay()
+        assert [tensor[0].item() for tensor in tensors] == [number + 1.0] * count

@@ -13,7 +13,7 @@ from typing import Any
 from .. import errors
 from .._driver.reading import Survey
 from ..streams import as_handle
-from . import gone, libraries, owners
+from . import libraries, owners
 from .base import Birth, Captured, Companion, Follower, Found, Framework, Pool, Session
 
 
@@ -118,8 +118,6 @@ class Accompanied:
 
     def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
         found, unknown = self.inner.inputs(survey)
-        if found:
-            found, unknown = gone.sorted_out(found, unknown, survey)
         if unknown and self._companions:
             companions = self._companions.values()
             unknown = [

@@ -71,11 +71,6 @@ class Draws:
         self.had_guest = False  # another thread's capture began while this segment was open
         self.is_spoilt = False  # another capture drew from them while this one was open
 
-    def make_ready(self) -> None:
-        """Before the first segment, with a stream current that is in no capture."""
-        with unseen():  # in a capture it would be made in the pool
-            self.scratch = torch.empty(1, device=torch.device("cuda", self._device))
-
     def open(self, begin_capture: Callable[[], None]) -> None:
         """Let a segment's capture be begun on the stream, and count from the true offsets on."""
         for counter in self._counters:
@@ -111,6 +106,9 @@ class Draws:
     def _find_tensors(self) -> list[Tensors]:
         """Where each generator has its seed and its offset on the device: ours, then those lent."""
         if self._tensors is None:
+            if self.scratch is None:  # of the pool: nobody watches for its end
+                with unseen():
+                    self.scratch = torch.empty(1, device=torch.device("cuda", self._device))
             self._tensors = [self._probe(each) for each in (*self.generators, *self.lent)]
         return self._tensors
 
@@ -137,6 +135,8 @@ class Draws:
         Returns whether that is so: the driver takes nothing out of a graph with allocations. What
         stays draws its number at each launch, and needs the tensors and `scratch`.
         """
+        if not self._probes:
+            return True
         probes, self._probes = self._probes, []
         taken = [self._driver.ask("cuGraphDestroyNode", node) is not None for node in probes]
         return all(taken)

@@ -125,7 +125,6 @@ class TorchSession:
             Books, self.driver, self.stream, identity, self.mode, draws.registered, event
         )
         self._changes.enter(torch.cuda.stream(self.external))
-        draws.make_ready()
         self._watch = StrayWatch(self._is_captured)
         self._watch.start()
 
@@ -229,7 +228,8 @@ class TorchSession:
         addresses.difference_update(*(state[:2] for state in self._states))
         if not addresses:
             return [], []
-        return inputs.find(self.driver, self.framework.device, addresses, self._is_ours)
+        device, sure = self.framework.device, survey.sure_addresses
+        return inputs.find(self.driver, device, addresses, self._is_ours, sure)
 
     def _is_ours(self, address: int) -> bool:
         """Memory of the pool, or of the stream's cuBLAS workspaces."""

@@ -73,25 +73,32 @@ _nobodys: dict[int, int] = {}
 
 
 def find(
-    driver: Driver, device: int, addresses: Iterable[int], is_ours: Callable[[int], bool]
+    driver: Driver,
+    device: int,
+    addresses: Iterable[int],
+    is_ours: Callable[[int], bool],
+    sure: Callable[[], set[int]],
 ) -> tuple[list[Found], list[int]]:
     """The storages that addresses lie in, and the addresses that belong to nobody we know.
 
     Where torch has taken the memory back, something `Gone` stands for the storage.
 
-    `is_ours` tells the memory that needs no watching: the pool's and the workspaces'.
+    `is_ours` tells the memory that needs no watching: the pool's and the workspaces'. `sure` gives the
+    words that have to be addresses.
     """
     with _lock:
-        return _find(driver, device, _known.setdefault(device, _Known()), addresses, is_ours)
+        known = _known.setdefault(device, _Known())
+        found, left = _find(driver, known, addresses, is_ours)
+    maybe_gone = sure().intersection(left) if left else ()
+    for address in given_back(device, maybe_gone) if maybe_gone else ():
+        words = f"{address:#x} on cuda:{device}, given back before the segment had ended"
+        found[address] = Found(address, Gone(words), ("", (), ""))
+    return list(found.values()), [word for word in left if word not in found]
 
 
 def _find(
-    driver: Driver,
-    device: int,
-    known: _Known,
-    addresses: Iterable[int],
-    is_ours: Callable[[int], bool],
-) -> tuple[list[Found], list[int]]:
+    driver: Driver, known: _Known, addresses: Iterable[int], is_ours: Callable[[int], bool]
+) -> tuple[dict[int, Found], list[int]]:
     found: dict[int, Found] = {}
     left = _look_up(known, addresses, found)
     left = [word for word in left if is_memory(driver, word) and not is_ours(word)]
@@ -102,11 +109,7 @@ def _find(
         _learn(known, generation)
         left = _look_up(known, left, found)
     _nobodys.update(dict.fromkeys(left, collections()))
-    if left:
-        for address in given_back(device, left):
-            words = f"{address:#x} on cuda:{device}, given back before the segment had ended"
-            found[address] = Found(address, Gone(words), ("", (), ""))
-    return list(found.values()), [word for word in left if word not in found]
+    return found, left
 
 
 def _look_up(known: _Known, addresses: Iterable[int], found: dict[int, Found]) -> list[int]:
