@@ -33,6 +33,33 @@ least-squares line over the number of segments, weighted by relative error. Ever
 is checked before it is timed. The garbage collector is off while the clock runs.
 """
 
+#: What keeps aims from being met; the figures that show it are those of the page.
+REASONS = {
+    "replay": """\
+The slope is that of the bindings' own call, as the bare loop shows: Python cannot launch with less, and
+functions of `ctypes` were no faster. The fixed cost is what a replay asks before it launches and records
+behind it, so that it is never silently wrong: each call of it is under `where`.""",
+    "splits": """\
+However many splits there are, the host pays the fixed cost of one replay, as under `replay`.""",
+    "capture": """\
+Torch's own books take most of an ideal capture, and a segment needs an executable besides, which has to be
+instantiated. What is left is Python: a segment is looked through for what
+dangles, for random numbers, for work that no replay can repeat and for memory that has to be watched, and
+every step can be taken up again after an interrupt. See `where`.""",
+    "growth": """\
+A break that is given a list gets a new one at each replay, since what its body does to it must not show
+in the next: that copy grows with the list. What watching costs is in the table. A graph with more nodes
+keeps the device busy for longer, and calls of the host beside a busy device take longer.""",
+    "decoder": """\
+Attention is a break, so its kernels are launched one by one at each replay: that is what lies between here
+and the whole graph, as long as they are short. Meta's package has the same breaks to run, and what a step
+costs besides is small against that in both: see how far the quartiles of their ratio lie apart.""",
+    "diffusion": """\
+There are so few segments that the fixed cost of a replay weighs as much as what each segment saves.""",
+    "training": """\
+There are so few segments that the fixed cost of a replay weighs as much as what each segment saves.""",
+}
+
 # Colours that stay apart for colour-blind readers; one rival has one colour on every plot.
 COLOURS = (
     "#0072B2",
@@ -183,7 +210,10 @@ def aims(document: Document) -> list[str]:
         rows.append([aim["text"], bound, f"{value} {aim['unit']}".rstrip(), verdict(aim)])
     if not rows:
         return []
-    return [*markdown(["aim", "bound", "measured (quartiles)", ""], rows), ""]
+    reason = REASONS.get(document["name"])
+    is_short = any(aim["value"] is not None and not aim["met"] for aim in document["aims"])
+    why = [f"**Why not.** {reason}\n"] if reason and is_short else []
+    return [*markdown(["aim", "bound", "measured (quartiles)", ""], rows), "", *why]
 
 
 def verdict(aim: Document) -> str:

@@ -490,6 +490,13 @@ def test_other_figures_give_another_page(tmp_path: Path) -> None:
     assert "| slope against the floor | at most 1.3 | 1.5 (1.5 to 1.5) | **not met** |" in text
 
 
+def test_an_aim_that_is_not_met_comes_with_the_reason_and_others_with_none(tmp_path: Path) -> None:
+    assert set(page.REASONS) <= set(REGISTRY)
+    reason = page.REASONS["replay"].splitlines()[0]
+    assert f"**Why not.** {reason}" in page_text(tmp_path / "short", made_up_report(1.5))
+    assert "Why not" not in page_text(tmp_path / "met", made_up_report(1.25))
+
+
 def test_a_failed_or_quick_benchmark_is_shown_as_such(tmp_path: Path) -> None:
     report = made_up_report()
     report.error, report.quick = "AssertionError: wrong\nresult", True
