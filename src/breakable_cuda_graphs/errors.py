@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 __all__ = [
     "CUDAError",
@@ -340,73 +341,82 @@ def stale_input(tensor: str, role: str) -> StaleInputError:
     return error
 
 
-def break_returns_arrays(name: str, path: str) -> CaptureError:
-    error = CaptureError(
-        f"the break {name} returns one or more CUDA tensors (result{path}), and the next segment would "
-        'find only the first of them at its address. Declare @no_graph(outputs="static"), or write '
-        "the result into an argument."
-    )
+E = TypeVar("E", CaptureError, ReplayError)
+
+
+def _of_break(kind: type[E], name: str, text: str) -> E:
+    error = kind(text)
     error.function = name
     return error
+
+
+def break_returns_arrays(name: str, path: str) -> CaptureError:
+    return _of_break(
+        CaptureError,
+        name,
+        f"the break {name} returns one or more CUDA tensors (result{path}), and the next segment would "
+        'find only the first of them at its address. Declare @no_graph(outputs="static"), or write '
+        "the result into an argument.",
+    )
 
 
 def break_returns_hidden_arrays(name: str, path: str, kind: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} returns a {kind} (result{path}) with CUDA tensors in it that it has made, and "
         "the next segment would find only the first of them at its address. Return the tensors, in "
         'tuples, lists, dicts or data classes and with @no_graph(outputs="static"), or write them into '
-        "an argument."
+        "an argument.",
     )
-    error.function = name
-    return error
 
 
 def break_returns_arrays_beside(name: str, kind: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} returns a {kind} with CUDA tensors beside its parts (as attributes that are no "
         "fields, or as keys), and no replay would bring new values there. Return them as items or as "
-        'fields, with @no_graph(outputs="static"), or write them into an argument.'
+        'fields, with @no_graph(outputs="static"), or write them into an argument.',
     )
-    error.function = name
-    return error
 
 
 def break_unfinished(name: str, path: str, kind: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} returns a {kind} (result{path}), whose work is still to be done: it would run "
-        "in the next segment, and never at a replay. Do the work before the break returns."
+        "in the next segment, and never at a replay. Do the work before the break returns.",
     )
-    error.function = name
-    return error
 
 
 def result_of_unknown_type(name: str, path: str, kind: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f'the break {name} returns a {kind} (result{path}): with outputs="static" a result is made of '
         "tensors, numbers, strings and None in tuples, lists, dicts, named tuples and data classes. "
-        "Return those, or keep the object outside of the result."
+        "Return those, or keep the object outside of the result.",
     )
-    error.function = name
-    return error
 
 
 def result_requires_grad(name: str, path: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} returns a tensor that requires grad (result{path}): the captured backward "
         "would hold the history of this one call. Run the break under torch.no_grad(), detach the "
-        "result, or make forward and backward of a torch.autograd.Function breaks."
+        "result, or make forward and backward of a torch.autograd.Function breaks.",
     )
-    error.function = name
-    return error
 
 
 def argument_used_up(name: str, index: int) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} was given a generator (argument {index}) and went through it to its end: the "
-        "replays would find nothing in it. Give a list: `[*model.parameters()]`."
+        "replays would find nothing in it. Give a list: `[*model.parameters()]`.",
     )
-    error.function = name
-    return error
 
 
 def tensor_without_memory() -> CaptureError:
@@ -418,52 +428,52 @@ def tensor_without_memory() -> CaptureError:
 
 
 def history_changed(name: str, argument: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} changed the autograd history of its argument {argument}: the captured "
         "backward would hold the history of this one call. Change it under torch.no_grad(), or make "
-        "forward and backward of a torch.autograd.Function breaks."
+        "forward and backward of a torch.autograd.Function breaks.",
     )
-    error.function = name
-    return error
 
 
 def other_stream_left_current(name: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} left another stream current than it was called on: at a replay the breaks behind "
         "it would run there, in no order with the segments. Make a stream current by a with statement "
-        "(`with torch.cuda.stream(side):`)."
+        "(`with torch.cuda.stream(side):`).",
     )
-    error.function = name
-    return error
 
 
 def argument_filled(name: str, argument: str, role: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} put a new tensor into its argument {argument}, and it is {role}: replays would "
         "find only this first one there. Return it, with "
-        '@no_graph(outputs="static"), or write into a tensor that was there before the break.'
+        '@no_graph(outputs="static"), or write into a tensor that was there before the break.',
     )
-    error.function = name
-    return error
 
 
 def argument_moved(name: str, argument: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} gave its argument {argument} other memory or another shape (`t.data = other`, "
         "`t.set_()`, `t.resize_()`, `t.t_()` or the like): replays would find it where it was at capture, "
-        "and do it again each time. Write the values in place (`t.copy_(other)`), or take a view of it."
+        "and do it again each time. Write the values in place (`t.copy_(other)`), or take a view of it.",
     )
-    error.function = name
-    return error
 
 
 def results_overlap(name: str, path: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} returns different views of one piece of memory (result{path}); each result "
-        "needs a place of its own. Return the whole once, or clones."
+        "needs a place of its own. Return the whole once, or clones.",
     )
-    error.function = name
-    return error
 
 
 def result_not_dense(dtype: str, shape: tuple[int, ...]) -> ValueError:
@@ -474,32 +484,32 @@ def result_not_dense(dtype: str, shape: tuple[int, ...]) -> ValueError:
 
 
 def result_structure_changed(name: str, before: str, now: str) -> ReplayError:
-    error = ReplayError(
+    return _of_break(
+        ReplayError,
+        name,
         f"the break {name} returned another structure than at capture: {before} then, {now} now. "
-        "Nothing after it was launched. Return the same structure every time, or capture again."
+        "Nothing after it was launched. Return the same structure every time, or capture again.",
     )
-    error.function = name
-    return error
 
 
 def result_changed(name: str, path: str, before: str, now: str) -> ReplayError:
-    error = ReplayError(
+    return _of_break(
+        ReplayError,
+        name,
         f"the break {name} returned another tensor than at capture (result{path}): shape and type were "
         f"{before}, and are {now} now. Nothing after it was launched. Pad to one shape, or capture "
-        "again for this one."
+        "again for this one.",
     )
-    error.function = name
-    return error
 
 
 def result_moved(name: str, path: str) -> ReplayError:
-    error = ReplayError(
+    return _of_break(
+        ReplayError,
+        name,
         f"the break {name} returned memory that it did not return at capture (result{path}): then it "
         "was an argument, a tensor of a captured segment or one tensor twice, which the next segment "
-        "reads in place. Nothing after it was launched. Return the same tensor every time, or a clone."
+        "reads in place. Nothing after it was launched. Return the same tensor every time, or a clone.",
     )
-    error.function = name
-    return error
 
 
 # ---------------------------------------------------------------- replay
@@ -562,13 +572,13 @@ def capture_stream_of_other_device() -> CaptureError:
 
 
 def break_on_other_device(name: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} was called while another device or CUDA context was current than the one "
         "that is captured; replays would call it with the captured one current. Change the device "
-        "inside of the break."
+        "inside of the break.",
     )
-    error.function = name
-    return error
 
 
 def graph_of_other_device() -> ValueError:
@@ -661,13 +671,13 @@ def capture_lost(segment: int, where: str, mode: str, cause: BaseException) -> C
 
 
 def left_open_in_a_break(name: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} began a capture (breakable_graph, or a capture into a graph) and returned "
         "without ending it: it was ended, and nothing of it is kept. Leave it inside of the break, by a "
-        "with statement."
+        "with statement.",
     )
-    error.function = name
-    return error
 
 
 def other_thread(segment: int, where: str, mode: str) -> CaptureError:
@@ -1388,12 +1398,12 @@ def not_a_flag(given: object, why: str) -> TypeError:
 
 
 def break_in_a_body(name: str, where: str) -> CaptureError:
-    error = CaptureError(
+    return _of_break(
+        CaptureError,
+        name,
         f"the break {name} was called in the body of {where}: a body runs on the device, where nothing "
-        "can be eager. Call it outside, or write the choice as ordinary Python in a break."
+        "can be eager. Call it outside, or write the choice as ordinary Python in a break.",
     )
-    error.function = name
-    return error
 
 
 def body_elsewhere(where: str) -> CaptureError:
