@@ -138,7 +138,7 @@ class KernelReader:
             return (known or self.layout(params)).words(table)
         words: list[int] = []
         for data in self.arguments(params):
-            words += memoryview(data[: len(data) & ~7]).cast("Q").tolist()
+            words += steps_of(data)
         return words
 
     def describe(self, node: Any) -> str:
@@ -151,6 +151,11 @@ class KernelReader:
         except ValueError:
             return f"node of kind {kind}"
         return name.removeprefix("CU_GRAPH_NODE_TYPE_").lower().replace("_", " ")
+
+
+def steps_of(data: bytes) -> memoryview:
+    """Every whole 8-byte step of an argument, as an unsigned number."""
+    return memoryview(data[: len(data) & ~7]).cast("Q")
 
 
 def _read_layout(driver: bindings.Driver, function: Any) -> Layout:
@@ -268,7 +273,7 @@ class Survey:
             if node_type(reader.driver, node) == KERNEL:
                 for data in reader.arguments(reader.params(node)):
                     if len(data) <= _SMALL:
-                        sure.update(memoryview(data[: len(data) & ~7]).cast("Q"))
+                        sure.update(steps_of(data))
         return sure
 
     def names(self, nodes: list[Any]) -> list[str]:

@@ -98,8 +98,7 @@ class Kernel(Work):
     def words(self) -> Iterator[tuple[int, int, int]]:
         """Every 8-byte step of every argument: (argument, offset in it, unsigned value)."""
         for index, data in enumerate(self.args):
-            whole = memoryview(data[: len(data) & ~(_WORD - 1)]).cast("Q")
-            for step, value in enumerate(whole):
+            for step, value in enumerate(reading.steps_of(data)):
                 yield index, step * _WORD, value
 
 

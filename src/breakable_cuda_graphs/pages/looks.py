@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import comparing, structures
 from .._driver import bindings
+from .._driver.reading import steps_of
 from ..arguments import array_memory
 from ..drawing import inside, launch_of, shortened, size_of
 from ..nodes import KernelNode, MemAllocNode, MemcpyNode, MemsetNode, Node
@@ -140,8 +141,7 @@ def _facts(node: Node, resolve: Callable[[int], str | None]) -> list[list[str]]:
 def _argument(node: KernelNode, index: int, resolve: Callable[[int], str | None]) -> list[Any]:
     """[bytes, first bytes in hexadecimal, what they are the address of]."""
     data = node._work.args[index]
-    words = memoryview(data[: len(data) & ~7]).cast("Q") if len(data) >= 8 else ()
-    known = dict.fromkeys(what for word in words if (what := resolve(word)))
+    known = dict.fromkeys(what for word in steps_of(data) if (what := resolve(word)))
     text = data[:_SHOWN_BYTES].hex(" ") + (" …" if len(data) > _SHOWN_BYTES else "")
     if len(data) == 8:
         text = f"{int.from_bytes(data, 'little'):#x}"
