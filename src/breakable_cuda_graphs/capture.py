@@ -416,7 +416,7 @@ class Block(blocks.Unfinished):
     def _end_segment(self, where: str) -> None:
         """End the open segment and keep its graph, or raise what was wrong with it."""
         try:
-            self._finish_segment(self._first_index + len(self._segments), where)
+            self._finish_segment(self.next_index, where)
         except BaseException as error:
             self._poison = error  # the body may hide it
             raise
@@ -489,10 +489,7 @@ class Block(blocks.Unfinished):
     def _refuse(self, captured: Captured, error: Exception) -> None:
         """A segment that ended cannot be used: give it back, poison the block, raise."""
         with release.relaxed_thread():
-            if captured.runner is not None:
-                captured.runner.close()
-            if captured.graph is not None:
-                captured.graph.close()
+            captured.close()
         self._poison = error
         raise error
 
@@ -604,7 +601,7 @@ class Block(blocks.Unfinished):
             call = (args, kwargs)
             results.refuse_arrays(name, value, self.find_arrays, self.session, call)
         segment = EagerSegment(
-            self._first_index + len(self._segments), function, stand_ins[0], stand_ins[1], name=name,
+            self.next_index, function, stand_ins[0], stand_ins[1], name=name,
             place=self._place, scopes=self._open_scopes(), modes=modes, result=result, own=own,
         )  # fmt: skip
         self._segments.append(segment)

@@ -160,13 +160,13 @@ class Recording(blocks.Unfinished):
                 lost = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
                 problem = unjoined if captured.code == capturing.UNJOINED else lost
             if problem is not None:
-                _discard(captured)
+                captured.close()
                 raise problem
             if survey is not None:
                 self.inputs = enclosed.inputs(survey)
                 for piece in self.inputs[0]:
                     if isinstance(piece.storage, Gone):
-                        _discard(captured)
+                        captured.close()
                         raise errors.recording_reads_what_is_gone(piece.storage.words)
             failed = False
         finally:
@@ -205,13 +205,6 @@ def _problem(
         return errors.recording_draws()
     problem: Exception | None = captured.problem
     return problem
-
-
-def _discard(captured: Any) -> None:
-    if captured.runner is not None:
-        captured.runner.close()
-    if captured.graph is not None:
-        captured.graph.close()
 
 
 class Part:

@@ -40,6 +40,13 @@ class Captured:
     problem: Exception | None = None
     keep: object = None  # what the graph needs for as long as it may run
 
+    def close(self) -> None:
+        """Give back what ended and is of no use."""
+        if self.runner is not None:
+            self.runner.close()
+        if self.graph is not None:
+            self.graph.close()
+
 
 class Pool(Protocol):
     """The private memory of a sequence, and the stream that its captures run on."""
