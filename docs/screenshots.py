@@ -23,9 +23,9 @@ _TABLE = re.compile(r"(?<=^```text\n)unit .*?(?=^```)", re.MULTILINE | re.DOTALL
 
 def table() -> str:
     """The table of the report that is kept."""
-    from breakable_cuda_graphs.reports import Report
+    from breakable_cuda_graphs.replay.report import Profile
 
-    return Report.from_json(REPORT.read_text()).table() + "\n"
+    return Profile.from_json(REPORT.read_text()).table() + "\n"
 
 
 def table_shown() -> str:
@@ -38,7 +38,7 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     from docs.pages import blocks_of
 
-    from breakable_cuda_graphs.reports import Report
+    from breakable_cuda_graphs.replay.report import Profile
     from breakable_cuda_graphs.simulator import simulated_device
     from browser import Browser
 
@@ -46,7 +46,7 @@ def main() -> int:
     page = Path(tempfile.mkdtemp()) / "page.html"
     browser = Browser()
     try:
-        Report.from_json(REPORT.read_text()).to_html(page)
+        Profile.from_json(REPORT.read_text()).to_html(page)
         for dark in (False, True):
             browser.open(page, dark=dark, width=1100, height=640)
             browser.picture(FOLDER / f"profile-{'dark' if dark else 'light'}.png")

@@ -16,7 +16,7 @@ import numpy
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, Graph, UpdateError
-from breakable_cuda_graphs.rebinding import rebind
+from breakable_cuda_graphs.sequence.rebinding.rebind import rebind
 
 STEPS = 4
 

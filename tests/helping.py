@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, is_in_breakable_graph
-from breakable_cuda_graphs import blocks as open_blocks
-from breakable_cuda_graphs._driver import bindings, release, userobjects
+from breakable_cuda_graphs._driver import bindings, release, user_objects
+from breakable_cuda_graphs.capture import open_blocks
 from breakable_cuda_graphs.simulator import SimulatedDevice
 
 MODES = ("global", "thread_local", "relaxed")
@@ -58,14 +58,14 @@ def assert_nothing_left(device: SimulatedDevice, besides: list[str] | None = Non
     leaks = [line for line in device.leaks() if line not in (besides or ())]
     assert leaks == [], f"leaks: {leaks}"
     assert release.pending() == 0, "releases are still queued"
-    assert userobjects.held() == 0, "objects are held for graphs that have gone"
+    assert user_objects.held() == 0, "objects are held for graphs that have gone"
 
 
 def settle() -> None:
     """Collect garbage and let go of what it held."""
     gc.collect()
     release.drain()
-    userobjects.sweep()
+    user_objects.sweep()
     gc.collect()
     release.drain()
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+
 from breakable_cuda_graphs import (  # noqa: E402
     CUDAGraphSequence,
     StaleInputError,

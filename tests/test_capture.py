@@ -19,7 +19,10 @@ from breakable_cuda_graphs import (  # noqa: E402
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import bindings, release  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    release,
+)
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import (  # noqa: E402
     MODES,

@@ -20,9 +20,11 @@ from breakable_cuda_graphs import (
     no_graph,
 )
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.nodes import ConditionalNode, KernelNode
-from breakable_cuda_graphs.rebinding import rebind
-from breakable_cuda_graphs.simulator import SimulatedKernel, simulated_device
+from breakable_cuda_graphs.graph.graph import ConditionalNode
+from breakable_cuda_graphs.graph.nodes import KernelNode
+from breakable_cuda_graphs.sequence.rebinding.rebind import rebind
+from breakable_cuda_graphs.simulator import simulated_device
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
 from graphs import array, f32, scale
 
 torch: Any = pytest.importorskip("torch")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs import debugging, force_no_graph, no_graph
+from breakable_cuda_graphs import force_no_graph, no_graph
+from breakable_cuda_graphs.sequence import source_lines
 from helping import capture
 
 
@@ -18,7 +19,7 @@ def test_a_thread_with_little_python_below_has_a_place_too() -> None:
 
     def work() -> None:
         try:
-            places.append(debugging.line_of(debugging.user_place()))
+            places.append(source_lines.line_of(source_lines.user_place()))
         except ValueError as error:
             places.append(error)
 

@@ -19,12 +19,15 @@ from breakable_cuda_graphs import (  # noqa: E402
     CUDAGraphSequence,
     Graph,
     ReplayError,
-    blocks,
     breakable_graph,
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import bindings, contexts  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    contexts,
+    unfinished,
+)
 from breakable_cuda_graphs.simulator import simulated_device  # noqa: E402
 from helping import (  # noqa: E402
     Boom,
@@ -336,7 +339,7 @@ def test_who_ends_the_block_of_another_thread_stays_on_its_device(devices, befor
         now = contexts.current(devices.driver)
         use()
         assert contexts.current(devices.driver) == now
-        assert blocks.unfinished == {}
+        assert unfinished.pending == {}
 
     in_thread(lose)
     in_thread(end)

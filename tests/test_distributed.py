@@ -15,8 +15,16 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("torch is built without gloo", allow_module_level=True)
 
-from breakable_cuda_graphs import CUDAGraphSequence, RankError, errors, no_graph  # noqa: E402
-from breakable_cuda_graphs.distributed import capture_together, compare  # noqa: E402
+from breakable_cuda_graphs import (  # noqa: E402
+    CUDAGraphSequence,
+    RankError,
+    distributed,
+    no_graph,
+)
+from breakable_cuda_graphs.distributed import (  # noqa: E402
+    capture_together,
+    compare,
+)
 from helping import assert_nothing_open  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
@@ -307,10 +315,12 @@ def test_bad_arguments_are_refused_by_name():
 
 
 def test_errors_of_ranks_carry_what_they_speak_of():
-    error = errors.ranks_differ((0, 3), 2, "gemm", "grid", "(1, 1, 1)", "(2, 1, 1)")
+    error = distributed.ranks_differ((0, 3), 2, "gemm", "grid", "(1, 1, 1)", "(2, 1, 1)")
     assert (error.rank, error.segment, error.node, error.field) == (3, 2, "gemm", "grid")
-    assert errors.rank_failed(2, "x", "y").rank == errors.rank_missing(2, "y", 1).rank == 2
-    assert errors.ranks_apart([(0, "a"), (4, "b")]).rank == 4
+    assert (
+        distributed.rank_failed(2, "x", "y").rank == distributed.rank_missing(2, "y", 1).rank == 2
+    )
+    assert distributed.ranks_apart([(0, "a"), (4, "b")]).rank == 4
 
 
 def test_a_rank_that_fails_fails_the_test(tmp_path: Path):

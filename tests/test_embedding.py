@@ -9,8 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs import CUDAGraphSequence, ReplayError, breakable_graph, no_graph  # noqa: E402
-from breakable_cuda_graphs._driver import bindings, userobjects  # noqa: E402
+from breakable_cuda_graphs import (  # noqa: E402
+    CUDAGraphSequence,
+    ReplayError,
+    breakable_graph,
+    no_graph,
+)
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    user_objects,
+)
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import a_stream, capture, kinds, settle  # noqa: E402
 
@@ -68,11 +76,11 @@ def test_the_outer_graph_holds_what_it_needs_until_it_is_gone(device):
         del seq, y
         settle()
         assert memory() is not None
-        assert userobjects.held() == 1
+        assert user_objects.held() == 1
         outer.launch()
         outer.close()
     settle()
-    assert userobjects.held() == 0
+    assert user_objects.held() == 0
     del outer
     settle()
     assert memory() is None

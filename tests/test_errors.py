@@ -11,6 +11,7 @@ import pytest
 
 import breakable_cuda_graphs
 from breakable_cuda_graphs import errors
+from breakable_cuda_graphs.capture import errors as capture_errors
 from breakable_cuda_graphs.errors import (
     CaptureError,
     CUDAError,
@@ -20,6 +21,7 @@ from breakable_cuda_graphs.errors import (
     UnjoinedStreamError,
     UpdateError,
 )
+from breakable_cuda_graphs.graph import errors as graph_errors
 
 CAUSE = CUDAError("cuStreamEndCapture failed with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)")
 
@@ -172,9 +174,12 @@ def test_each_error_says_what_where_and_what_to_do(name):
 
 
 def test_texts_differ_by_mode_and_by_whose_capture_it_is():
-    assert "thread_local" not in str(errors.capture_lost(0, "x", "relaxed", CAUSE))
-    assert "somebody else" in str(errors.nested_block(False))
-    assert len(errors.advice("global", CAUSE)) == len(errors.advice("relaxed", CAUSE)) + 1
+    assert "thread_local" not in str(capture_errors.capture_lost(0, "x", "relaxed", CAUSE))
+    assert "somebody else" in str(capture_errors.nested_block(False))
+    assert (
+        len(capture_errors.advice("global", CAUSE))
+        == len(capture_errors.advice("relaxed", CAUSE)) + 1
+    )
 
 
 def test_waiting_for_work_of_another_place_has_advice_of_its_own():
@@ -182,25 +187,25 @@ def test_waiting_for_work_of_another_place_has_advice_of_its_own():
         "CUDA error: dependency created on uncaptured work in another stream",
         "CUDA error: operation not permitted on an event last recorded in a capturing stream",
     ):
-        (note,) = errors.advice("global", RuntimeError(text))
+        (note,) = capture_errors.advice("global", RuntimeError(text))
         assert "async_op=True" in note
         assert "in a break" in note
 
 
 def test_an_error_of_nccl_has_the_advice_to_make_the_communicator_first():
-    notes = errors.advice("relaxed", RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94"))
+    notes = capture_errors.advice("relaxed", RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94"))
     assert any("first collective" in note for note in notes)
-    assert len(errors.advice("relaxed", CAUSE)) == len(notes) - 1
+    assert len(capture_errors.advice("relaxed", CAUSE)) == len(notes) - 1
 
 
 def test_an_asynchronous_collective_is_told_by_its_kernel():
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    assert "wait()" in str(errors.unjoined(0, "the break f", (name,), ()))
-    assert "wait()" not in str(errors.unjoined(0, "the break f", ("mul",), ()))
+    assert "wait()" in str(graph_errors.unjoined(0, "the break f", (name,), ()))
+    assert "wait()" not in str(graph_errors.unjoined(0, "the break f", ("mul",), ()))
 
 
 def test_long_lists_of_kernels_are_cut_and_say_so():
-    error = errors.unjoined(0, "the end", tuple(f"k{i}" for i in range(20)), ())
+    error = graph_errors.unjoined(0, "the end", tuple(f"k{i}" for i in range(20)), ())
     assert "k7" in str(error)
     assert "k8" not in str(error)
     assert "..." in str(error)
@@ -208,7 +213,7 @@ def test_long_lists_of_kernels_are_cut_and_say_so():
 
 
 def test_an_unjoined_stream_without_kernels_says_so():
-    assert "no kernel" in str(errors.unjoined(0, "the end", (), ()))
+    assert "no kernel" in str(graph_errors.unjoined(0, "the end", (), ()))
 
 
 def test_every_exception_of_ours_is_a_runtime_error():

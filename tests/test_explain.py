@@ -22,12 +22,14 @@ from breakable_cuda_graphs import (
     no_graph,
 )
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.explaining import Finding, Report
+from breakable_cuda_graphs.explaining.report import (
+    Explanation,
+    Finding,
+)
+from breakable_cuda_graphs.simulator import tensors
 from helping import drop_stream, forked, in_thread, new_stream
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
-
-from breakable_cuda_graphs.simulator import tensors  # noqa: E402  (needs torch)
 
 
 def here(function: Callable[..., Any]) -> int:
@@ -41,12 +43,12 @@ def x_of(*values: float) -> Any:
     return torch.tensor(values or (1.0, -2.0, 3.0, -4.0))
 
 
-def only(report: Report) -> Finding:
+def only(report: Explanation) -> Finding:
     (finding,) = report.findings
     return finding
 
 
-def assert_found(report: Report, kind: str, function: Callable[..., Any]) -> Finding:
+def assert_found(report: Explanation, kind: str, function: Callable[..., Any]) -> Finding:
     """Just this one was found, of this kind, at the marked line of the function."""
     finding = only(report)
     assert (finding.kind, finding.line) == (kind, here(function)), str(report)
@@ -193,7 +195,7 @@ def test_memory_that_grows_from_call_to_call_is_found(device: Any, way: str) -> 
     assert "float32" in found.detail
 
 
-def assert_found_first(report: Report, kind: str, function: Callable[..., Any]) -> Finding:
+def assert_found_first(report: Explanation, kind: str, function: Callable[..., Any]) -> Finding:
     """All that was found is at the marked line: memory is replaced and kept there at once."""
     assert {(f.kind, f.line) for f in report.findings} == {(kind, here(function))}, str(report)
     return report.findings[0]

@@ -27,7 +27,10 @@ from breakable_cuda_graphs import (  # noqa: E402
     force_no_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import bindings, release  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    release,
+)
 from breakable_cuda_graphs.frameworks import simulated  # noqa: E402
 from helping import (  # noqa: E402
     MODES,

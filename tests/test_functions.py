@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.functions import as_function
+from breakable_cuda_graphs.graph.kernels import as_function
 
 
 def numba_kernel(handle: Any) -> Any:

@@ -15,9 +15,10 @@ import pytest
 
 from breakable_cuda_graphs import CaptureError, CUDAError, Graph, UnjoinedStreamError
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.comparing import fields_of
-from breakable_cuda_graphs.nodes import ChildNode, KernelNode
-from breakable_cuda_graphs.simulator import SimulatedKernel
+from breakable_cuda_graphs.graph.diff import fields_of
+from breakable_cuda_graphs.graph.graph import ChildNode
+from breakable_cuda_graphs.graph.nodes import KernelNode
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
 from graphs import UNTOUCHED, N, array, f32, i32, launch_scale, scale, scale_kernel
 
 

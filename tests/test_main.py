@@ -17,7 +17,8 @@ from breakable_cuda_graphs import demo, doctor
 from breakable_cuda_graphs.__main__ import main
 from breakable_cuda_graphs._driver import bindings
 from breakable_cuda_graphs.doctor import GATES, Finding, Gate, State
-from breakable_cuda_graphs.simulator import SimulatedDriver, simulated_device
+from breakable_cuda_graphs.simulator import simulated_device
+from breakable_cuda_graphs.simulator.driver import SimulatedDriver
 
 Capture = pytest.CaptureFixture[str]
 driver_types = bindings.types

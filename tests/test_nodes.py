@@ -12,10 +12,10 @@ import numpy
 import pytest
 
 from breakable_cuda_graphs import Graph
-from breakable_cuda_graphs.demangling import demangled
-from breakable_cuda_graphs.nodes import (
+from breakable_cuda_graphs._driver.demangle import demangled
+from breakable_cuda_graphs.graph.graph import ChildNode
+from breakable_cuda_graphs.graph.nodes import (
     BatchMemOpNode,
-    ChildNode,
     EmptyNode,
     EventRecordNode,
     EventWaitNode,
@@ -26,7 +26,7 @@ from breakable_cuda_graphs.nodes import (
     MemFreeNode,
     MemsetNode,
 )
-from breakable_cuda_graphs.simulator import SimulatedKernel
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
 from graphs import N, array, f32, scale, scale_kernel
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, Graph, annotate, breakable_graph, no_graph
-from breakable_cuda_graphs.layout import Box, Layout, Wire
+from breakable_cuda_graphs.graph.layout import Box, Layout, Wire
 from graphs import N, array, f32, scale, scale_kernel
 
 

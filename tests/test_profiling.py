@@ -22,9 +22,15 @@ from breakable_cuda_graphs import (  # noqa: E402
     breakable_graph,
     force_no_graph,
     no_graph,
-    reports,
 )
-from breakable_cuda_graphs._driver import bindings, timing  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    timing,
+)
+from breakable_cuda_graphs.replay.report import (  # noqa: E402
+    Profile,
+    Row,
+)
 from helping import Boom, a_stream, capture, in_thread, settle, watched_driver  # noqa: E402
 
 
@@ -149,14 +155,14 @@ def test_the_overhead_is_measured_and_stated(device: Any) -> None:
 # ---------------------------------------------------------------- what is worth removing
 
 
-def row(kind: str, name: str, gpu: float, gap: float) -> reports.Row:
-    return reports.Row(
+def row(kind: str, name: str, gpu: float, gap: float) -> Row:
+    return Row(
         kind=kind, name=name, scope="", line="/a/b.py:7", segments=(0,), gpu_us=gpu, gap_us=gap,
         cpu_us=1.0, launches=1, nodes=3, share=0.1, waits=False,
     )  # fmt: skip
 
 
-def report_of(*rows: reports.Row, **fields: Any) -> reports.Report:
+def report_of(*rows: Row, **fields: Any) -> Profile:
     total = sum(each.gpu_us + each.gap_us for each in rows)
     values: dict[str, Any] = {
         "sequence": "<seq>", "device": "H200", "simulated": False, "iterations": 1, "replays": 3,
@@ -164,7 +170,7 @@ def report_of(*rows: reports.Row, **fields: Any) -> reports.Report:
         "profiled_us": total, "mark_us": 1.0, "clock_error_us": 2.0, "pool_bytes": None,
         "executable_bytes": None, "timeline": (),
     }  # fmt: skip
-    return reports.Report(rows=rows, **(values | fields))
+    return Profile(rows=rows, **(values | fields))
 
 
 def test_the_breaks_worth_removing_are_those_that_the_stream_waits_for() -> None:
@@ -433,11 +439,11 @@ def fake(monkeypatch: Any) -> FakeDelay:
     return made
 
 
-def profile_as_on_a_device(seq: Any, monkeypatch: Any, **options: Any) -> reports.Report:
+def profile_as_on_a_device(seq: Any, monkeypatch: Any, **options: Any) -> Profile:
     """With all the ways of timing; the simulated driver needs only the first two."""
     monkeypatch.setattr(bindings.current(), "simulated", False)
     try:
-        report: reports.Report = seq.profile(**options)
+        report: Profile = seq.profile(**options)
     finally:
         monkeypatch.setattr(bindings.current(), "simulated", True)
     return report
@@ -546,7 +552,7 @@ def test_json_has_all_figures(device: Any, tmp_path: Path) -> None:
 def test_a_report_can_be_read_again(device: Any) -> None:
     seq, _x = captured()
     report = seq.profile(iterations=5, warmup=0)
-    again = reports.Report.from_json(report.to_json())
+    again = Profile.from_json(report.to_json())
     assert again == report
     assert str(again) == str(report)
 
@@ -554,7 +560,7 @@ def test_a_report_can_be_read_again(device: Any) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": []}', '{"rows": [{"kind": 1}]}'])
 def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no report of a profile"):
-        reports.Report.from_json(text)
+        Profile.from_json(text)
 
 
 def test_the_chrome_trace_has_a_slice_for_each_unit_on_both_tracks(

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs.simulator import simulated_device, tensors  # noqa: E402
+from breakable_cuda_graphs.simulator import (  # noqa: E402
+    simulated_device,
+    tensors,
+)
 from helping import (  # noqa: E402
     assert_nothing_left,
     assert_nothing_open,

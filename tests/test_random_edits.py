@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import Graph
-from breakable_cuda_graphs.streams import as_handle
+from breakable_cuda_graphs.frameworks.streams import as_handle
 from chains import Chain
 from graphs import N, array, launch_scale, scale, scale_kernel
 

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+
 from breakable_cuda_graphs import (  # noqa: E402
     CUDAGraphSequence,
     annotate,

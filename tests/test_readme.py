@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import breakable_cuda_graphs
-from breakable_cuda_graphs import breakable_graph, debugging, doctor, errors, no_graph
+from breakable_cuda_graphs import breakable_graph, doctor, errors, no_graph
 from breakable_cuda_graphs._driver import bindings
+from breakable_cuda_graphs.capture import refusals
 from breakable_cuda_graphs.simulator import simulated_device
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,7 +115,7 @@ def test_the_messages_of_the_table_are_those_of_the_errors() -> None:
 
 def test_the_variables_are_those_that_the_code_reads() -> None:
     variables = set(re.findall(r"^\| `(BREAKABLE_\w+)=1` \|", reference(), re.MULTILINE))
-    assert variables == {bindings.SIMULATOR_VARIABLE, debugging.VARIABLE}
+    assert variables == {bindings.SIMULATOR_VARIABLE, refusals.VARIABLE}
 
 
 def test_the_versions_are_those_of_the_doctor() -> None:

@@ -20,11 +20,11 @@ from breakable_cuda_graphs import (
     breakable_graph,
     force_no_graph,
     no_graph,
-    placing,
 )
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.rebinding import rebind
-from breakable_cuda_graphs.simulator import SimulatedKernel
+from breakable_cuda_graphs.sequence import append
+from breakable_cuda_graphs.sequence.rebinding.rebind import rebind
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
 from graphs import N, array, scale, scale_kernel
 from helping import watched_driver
 
@@ -264,7 +264,7 @@ def test_edits_in_between_are_moved_and_kept(device: Any) -> None:
     """What was read once for a rebind is brought up to date by every edit."""
     seq, graph, x, y = CUDAGraphSequence(), Graph(), full(1), full(0)
     node = scale(graph, y, x, 2.0)
-    segment = placing.append(seq, graph)
+    segment = append.append(seq, graph)
     places = [x, full(3), full(5), full(7)]
     for number, (old, new) in enumerate(itertools.pairwise(places)):
         assert rebind(seq, {old: new}).words == 1
@@ -320,7 +320,7 @@ def test_static_results_of_breaks_move(device: Any) -> None:
 def test_an_edit_made_before_is_moved_and_one_after_is_kept(device: Any) -> None:
     seq, graph, x, other, y = CUDAGraphSequence(), Graph(), full(1), full(5), full(0)
     node = scale(graph, y, x, 2.0)
-    segment = placing.append(seq, graph)
+    segment = append.append(seq, graph)
     segment.exec.update(node, args={1: other})
     new = full(7)
     rebind(seq, {other: new})
@@ -352,7 +352,7 @@ def test_copies_and_fills_move_and_must_lie_inside(device: Any) -> None:
     seq, graph, x, y = CUDAGraphSequence(), Graph(), full(1), full(0)
     fill = graph.memset(y, 0, 16)
     graph.memcpy(y, x, 4 * N, after=fill)
-    placing.append(seq, graph)
+    append.append(seq, graph)
     new_x, new_y = full(5), full(0)
     rebind(seq, {x: new_x, y: new_y})
     seq.replay()
@@ -367,7 +367,7 @@ def test_nodes_inside_child_graphs_move(device: Any) -> None:
     seq, inner, outer, x, y = CUDAGraphSequence(), Graph(), Graph(), full(1), full(0)
     scale(inner, y, x, 2.0)
     outer.child(inner)
-    placing.append(seq, outer)
+    append.append(seq, outer)
     new = full(5)
     rebind(seq, {x: new})
     seq.replay()
@@ -390,7 +390,7 @@ def numbered(x: Any, number: int) -> tuple[CUDAGraphSequence, list[tuple[int, in
     )
     seq, graph = CUDAGraphSequence(), Graph()
     graph.kernel(kernel, 1, 1, (Numbers(x.data_ptr(), number),))
-    placing.append(seq, graph)
+    append.append(seq, graph)
     return seq, seen
 
 
@@ -428,7 +428,7 @@ def test_a_second_capture_unmasks_a_number(device: Any) -> None:
     def again() -> CUDAGraphSequence:
         second, graph = CUDAGraphSequence(), Graph()
         graph.kernel(kernel, 1, 1, (Numbers(other.data_ptr(), number),))
-        placing.append(second, graph)
+        append.append(second, graph)
         return second
 
     report = rebind(seq, {x: new}, verify=again)
@@ -449,7 +449,7 @@ def mapped(x: Any, kernel: SimulatedKernel, hidden: int = 0) -> CUDAGraphSequenc
     value.words[2], value.words[9] = x.data_ptr(), hidden
     seq, graph = CUDAGraphSequence(), Graph()
     graph.kernel(kernel, 1, 1, (value,))
-    placing.append(seq, graph)
+    append.append(seq, graph)
     return seq
 
 
@@ -488,7 +488,7 @@ def test_other_memory_that_begins_where_the_old_ends_is_no_doubt(device: Any) ->
     low, high = both[:N].clone(), both[N:]
     graph = Graph()
     scale(graph, high, both[:N], 2.0)
-    placing.append(seq, graph)
+    append.append(seq, graph)
     seq._memory._watch(high.data_ptr(), high.untyped_storage(), "high", "read")
     assert rebind(seq, [(both[:N], new)]).doubts == ()
     seq._memory._watched.pop(high.data_ptr())
@@ -516,7 +516,7 @@ def test_words_that_a_graph_writes_move_with_their_memory(device: Any) -> None:
     graph.batch_mem_op(
         [("write", word[2:], numpy.uint32(7)), ("wait_eq", word[2:], numpy.uint32(7))]
     )
-    placing.append(seq, graph)
+    append.append(seq, graph)
     new = numpy.zeros(4, "u4")
     assert rebind(seq, [(word, new)]).words == 2
     seq.replay()
@@ -594,7 +594,7 @@ def test_random_moves_agree_with_eager(device: Any) -> None:
 def test_arrays_of_nobody_are_kept_alive(device: Any) -> None:
     seq, graph, x, y = CUDAGraphSequence(), Graph(), array(1), array()
     scale(graph, y, x, 2.0, kernel=scale_kernel())
-    placing.append(seq, graph)
+    append.append(seq, graph)
     new = array(5)
     rebind(seq, [(x, new)])
     seq.replay()

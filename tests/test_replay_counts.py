@@ -18,7 +18,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import breakable_cuda_graphs  # noqa: E402
-from breakable_cuda_graphs import CUDAGraphSequence, breakable_graph, no_graph  # noqa: E402
+from breakable_cuda_graphs import (  # noqa: E402
+    CUDAGraphSequence,
+    breakable_graph,
+    no_graph,
+)
 from helping import capture, settle, watched_driver  # noqa: E402
 
 SOURCE = str(Path(breakable_cuda_graphs.__file__).parent)

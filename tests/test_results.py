@@ -11,7 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs import CaptureError, ReplayError, no_graph  # noqa: E402
+
+from breakable_cuda_graphs import (  # noqa: E402
+    CaptureError,
+    ReplayError,
+    no_graph,
+)
 from helping import assert_nothing_open, capture  # noqa: E402
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from docs import screenshots
 
-from breakable_cuda_graphs.reports import Report
+from breakable_cuda_graphs.replay.report import Profile
 from browser import Browser, needs_chromium
 
 
@@ -18,7 +18,7 @@ def test_the_guide_shows_the_table_of_the_report_that_is_kept() -> None:
 
 
 def test_the_report_is_of_a_device_and_adds_up() -> None:
-    report = Report.from_json(screenshots.REPORT.read_text())
+    report = Profile.from_json(screenshots.REPORT.read_text())
     assert not report.simulated
     total = sum(row.gpu_us + row.gap_us for row in report.rows)
     assert total == pytest.approx(report.replay_us, rel=0.05)
@@ -33,7 +33,7 @@ def test_every_screenshot_is_shown_or_the_other_half_of_one() -> None:
 
 @needs_chromium
 def test_its_page_opens_quietly(tmp_path: Path) -> None:
-    Report.from_json(screenshots.REPORT.read_text()).to_html(tmp_path / "page.html")
+    Profile.from_json(screenshots.REPORT.read_text()).to_html(tmp_path / "page.html")
     browser = Browser()
     try:
         browser.open(tmp_path / "page.html")

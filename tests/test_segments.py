@@ -19,16 +19,15 @@ from breakable_cuda_graphs import (
     breakable_graph,
     force_no_graph,
     no_graph,
-    placing,
 )
 from breakable_cuda_graphs._driver import bindings
 from breakable_cuda_graphs.frameworks.raw import RawSession
-from breakable_cuda_graphs.nodes import KernelNode
+from breakable_cuda_graphs.graph.nodes import KernelNode
+from breakable_cuda_graphs.sequence import append
+from breakable_cuda_graphs.simulator import tensors
 from graphs import UNTOUCHED, N, array, f32, launch_scale, scale, scale_kernel
 
 torch: Any = pytest.importorskip("torch")
-
-from breakable_cuda_graphs.simulator import tensors  # noqa: E402  (needs torch)
 
 
 @no_graph
@@ -381,7 +380,7 @@ def test_a_graph_built_by_hand_runs_in_a_sequence(device: Any) -> None:
     scene = Scene(device)
     graph, out = Graph(), array()
     node = scale(graph, out, scene.z, 2.0, kernel=scene.kernel)
-    segment = placing.append(scene.seq, graph)
+    segment = append.append(scene.seq, graph)
     assert scene.seq.segments[-1] is segment
     scene.check(9)
     assert (out == 18).all()
@@ -392,7 +391,7 @@ def test_a_graph_built_by_hand_runs_in_a_sequence(device: Any) -> None:
     with pytest.raises(RuntimeError, match="belongs to a sequence"):
         graph.join()
     with pytest.raises(RuntimeError, match="belongs to a sequence"):
-        placing.append(CUDAGraphSequence(), graph)
+        append.append(CUDAGraphSequence(), graph)
     graph.close()
     scene.check(9)
     scene.seq.reset()
@@ -405,9 +404,9 @@ def test_a_graph_that_cannot_be_placed_leaves_the_sequence_as_it_was(device: Any
     graph.link(a, b)
     graph.link(b, a)
     with pytest.raises(RuntimeError):
-        placing.append(scene.seq, graph)
+        append.append(scene.seq, graph)
     with pytest.raises(TypeError):
-        placing.append(scene.seq, "graph")
+        append.append(scene.seq, "graph")
     scene.check(9)
     scene.seq.reset()
 
@@ -467,12 +466,12 @@ def test_scopes_label_a_part_of_a_graph(device: Any) -> None:
 
 
 def test_lines_are_kept_where_that_was_asked_for(device: Any) -> None:
-    from breakable_cuda_graphs import blocks
-    from breakable_cuda_graphs.annotations import StackRecorder
+    from breakable_cuda_graphs.capture import open_blocks
+    from breakable_cuda_graphs.capture.stacks import StackRecorder
 
     x, seq = torch.ones(4), CUDAGraphSequence()
     with breakable_graph(seq):
-        recorder = StackRecorder(blocks.open_blocks[0])
+        recorder = StackRecorder(open_blocks.open_blocks[0])
         recorder.start()
         y = x * 2  # the first line
         step(y)
@@ -490,7 +489,7 @@ def step(y: Any) -> None:
 
 
 def test_a_sequence_has_a_page(device: Any) -> None:
-    from breakable_cuda_graphs.drawing import sequence_page
+    from breakable_cuda_graphs.sequence.show import sequence_page
 
     scene = Scene(device)
     page = sequence_page(scene.seq)

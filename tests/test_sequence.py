@@ -25,7 +25,11 @@ from breakable_cuda_graphs import (  # noqa: E402
     force_no_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import bindings, contexts, release  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    contexts,
+    release,
+)
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from helping import (  # noqa: E402
     Boom,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.streams import DEFAULT_STREAMS, as_handle
+from breakable_cuda_graphs.frameworks.streams import DEFAULT_STREAMS, as_handle
 
 
 class Protocol:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakable_cuda_graphs.structures import children, leaves, rebuilt, shape
+from breakable_cuda_graphs.sequence.pytree import children, leaves, rebuilt, shape
 
 
 class Point(NamedTuple):

@@ -17,7 +17,10 @@ from breakable_cuda_graphs import (  # noqa: E402
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs.simulator import simulated_device, tensors  # noqa: E402
+from breakable_cuda_graphs.simulator import (  # noqa: E402
+    simulated_device,
+    tensors,
+)
 from helping import Boom, a_stream, assert_nothing_open, capture, in_thread, together  # noqa: E402
 
 

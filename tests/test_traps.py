@@ -16,10 +16,10 @@ from breakable_cuda_graphs import (
     force_no_graph,
     no_graph,
 )
-from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import raw
+from breakable_cuda_graphs.replay import sequence as sequences
 from helping import a_stream, capture, settle
 
 BYTES = 64

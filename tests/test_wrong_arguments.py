@@ -23,8 +23,11 @@ from breakable_cuda_graphs import (  # noqa: E402
     is_in_breakable_graph,
 )
 from breakable_cuda_graphs._driver import bindings  # noqa: E402
-from breakable_cuda_graphs.frameworks.raw import RawFramework, RawPool  # noqa: E402
-from breakable_cuda_graphs.nodes import Arg  # noqa: E402
+from breakable_cuda_graphs.frameworks.raw import (  # noqa: E402
+    RawFramework,
+    RawPool,
+)
+from breakable_cuda_graphs.graph.arguments import Arg  # noqa: E402
 from breakable_cuda_graphs.simulator import simulated_device  # noqa: E402
 
 

@@ -8,10 +8,12 @@ PYTEST_DONT_REWRITE: it comes with a fixture, and so pytest would else warn of i
 imported it before pytest began.
 """
 
-from .annotations import annotate
-from .breaks import force_no_graph, is_in_breakable_graph, no_graph
-from .capture import breakable_graph
-from .control import capture_if, capture_while
+from __future__ import annotations
+
+from .capture.annotate import annotate
+from .capture.breakable_graph import breakable_graph
+from .capture.breaks import force_no_graph, is_in_breakable_graph, no_graph
+from .capture.conditional import capture_if, capture_while
 from .errors import (
     CaptureError,
     CUDAError,
@@ -24,12 +26,11 @@ from .errors import (
     UpdateError,
     WorkspaceWarning,
 )
-from .explaining import explain
-from .graph import Graph, GraphExec
-from .segments import EagerSegment, GraphSegment
-from .sequence import BreakableCUDAGraph, CUDAGraphSequence
-
-__version__ = "0.2.0"
+from .explaining.running import explain
+from .graph.exec import GraphExec
+from .graph.graph import Graph
+from .replay.sequence import BreakableCUDAGraph, CUDAGraphSequence
+from .sequence.segments import EagerSegment, GraphSegment
 
 __all__ = [
     "BreakableCUDAGraph",
@@ -57,3 +58,6 @@ __all__ = [
     "is_in_breakable_graph",
     "no_graph",
 ]
+
+
+__version__ = "0.2.0"

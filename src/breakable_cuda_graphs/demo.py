@@ -18,13 +18,15 @@ from typing import Any
 
 from . import CUDAGraphSequence, breakable_graph, no_graph
 from ._driver import bindings
+from .frameworks.streams import as_handle
 from .simulator import simulated_device
-from .streams import as_handle
 
 __all__ = ["Outcome", "main", "run_neutral", "run_torch"]
 
+
 #: (input, result, expected result)
 Outcome = tuple[float, float, float]
+
 
 _COUNT = 64
 

@@ -14,19 +14,95 @@ node by node only where that differs: the rank that differs is named on all of t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from . import blocks, errors
-from .capture import breakable_graph
-from .comparing import Described, described
-from .meetings import Meetings
-from .segments import EagerSegment
-from .sequence import CUDAGraphSequence
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-__all__ = ["capture_together", "compare"]
+from . import errors
+from .capture import open_blocks
+from .capture.breakable_graph import breakable_graph
+from .errors import RankError, said
+from .graph.diff import Described, described
+from .replay.sequence import CUDAGraphSequence
+from .sequence.segments import EagerSegment
+
+__all__ = ["Meetings", "capture_together", "compare"]
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def no_process_group() -> RuntimeError:
+    return RuntimeError(
+        "there is no process group: call torch.distributed.init_process_group() on every rank first"
+    )
+
+
+def not_in_the_group() -> ValueError:
+    return ValueError("this process is not a rank of the given process group")
+
+
+def bad_timeout(given: object) -> ValueError:
+    return ValueError(f"timeout must be a positive number of seconds, not {given!r}")
+
+
+def rank_failed(rank: int, text: str, place: str) -> RankError:
+    error = RankError(
+        f"rank {rank} failed in its capture ({text}), and this one, which had come to {place}, stops "
+        "too: no rank keeps anything of the block. See the error on that rank."
+    )
+    error.rank = rank
+    return error
+
+
+def rank_missing(rank: int, place: str, seconds: float) -> RankError:
+    error = RankError(
+        f"rank {rank} did not come to {place} within {seconds:g} seconds: it has died, hangs, is slower "
+        "than timeout= allows, or makes other calls than this one"
+    )
+    error.rank = rank
+    return error
+
+
+def store_lost(place: str, cause: BaseException) -> RankError:
+    return RankError(
+        f"the store of the process group does not answer at {place} ({cause}): the process that holds "
+        "it, rank 0 or the launcher, has likely ended. Nothing of the block is kept here."
+    )
+
+
+def ranks_apart(places: Sequence[tuple[int, str]]) -> RankError:
+    shown = "; ".join(f"rank {rank} is at {place}" for rank, place in places[:8])
+    error = RankError(
+        f"the ranks have come to different places: {shown}. Every rank has to come to the same "
+        "breaks and calls in the same order."
+    )
+    error.rank = next(rank for rank, place in places if place != places[0][1])
+    return error
+
+
+def ranks_differ(
+    ranks: tuple[int, int], segment: int | None, node: str | None, field: str, old: str, new: str
+) -> RankError:
+    place = "" if segment is None else f" in segment {segment}"
+    place += "" if node is None else f", node {node}"
+    error = RankError(
+        f"ranks {ranks[0]} and {ranks[1]} have captured different work{place}: {field} is {old} on rank "
+        f"{ranks[0]} and {new} on rank {ranks[1]}"
+    )
+    error.rank, error.segment, error.node, error.field = ranks[1], segment, node, field
+    return error
+
+
+def others_not_told(problem: BaseException) -> str:
+    return f"and the other ranks could not be told: {said(problem)}"
 
 
 class capture_together:
@@ -111,7 +187,7 @@ class capture_together:
             raise
 
     def _before_break(self) -> None:
-        block = blocks.find()
+        block = open_blocks.find()
         name = "a break" if block is None else f"the break {block.in_break}"
         has_barrier = self._meetings.exchange(name, self._barrier_fn is not None)
         if self._barrier_fn is not None:
@@ -162,20 +238,18 @@ def _difference(
     ranks = meetings.ranks[0], meetings.ranks[which]
     segment = _first_difference(first, other)
     if segment is None:
-        return errors.ranks_differ(ranks, None, None, "segments", str(len(first)), str(len(other)))
+        return ranks_differ(ranks, None, None, "segments", str(len(first)), str(len(other)))
     if first[segment][0] != other[segment][0]:
-        return errors.ranks_differ(
-            ranks, segment, None, "kind", first[segment][0], other[segment][0]
-        )
+        return ranks_differ(ranks, segment, None, "kind", first[segment][0], other[segment][0])
     place = _first_difference(first[segment][1:], other[segment][1:])
     if place is None:
         counts = (str(len(each[segment]) - 1) for each in (first, other))
-        return errors.ranks_differ(ranks, segment, None, "nodes", *counts)
+        return ranks_differ(ranks, segment, None, "nodes", *counts)
     own = parts[segment].detail(place) if segment < len(parts) else None
     details = meetings.exchange("compare nodes", own)
     one, two = details[0], details[which]
     field, old, new = _field(one, two)
-    return errors.ranks_differ(ranks, segment, one[0], field, old, new)
+    return ranks_differ(ranks, segment, one[0], field, old, new)
 
 
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
@@ -214,3 +288,167 @@ class _Part:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+_FAILED = "failed"
+
+
+#: For each group, by name: the store that its meetings were counted in, the attempt, and how many there
+#: were in it.
+_counted: dict[str, tuple[Any, int, int]] = {}
+
+
+class Meetings:
+    """Where the ranks of a group tell each other how far they are.
+
+    Each meeting has a number, the same on all ranks: they meet in the same order. A rank writes what
+    it has to say once, and reads what the others say; one that has failed writes that for the next
+    meeting and does not wait.
+
+    After a failure the numbers need not agree: a rank may have failed before it came to the first
+    meeting, or not have come at all. So a rank that fails ends the attempt, and what begins afterwards
+    counts from zero in the next one.
+    """
+
+    def __init__(self, group: Any, timeout: float) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise no_process_group()
+        group = dist.group.WORLD if group is None else group
+        if dist.get_rank(group) < 0:
+            raise not_in_the_group()
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise bad_timeout(timeout)
+        self._timeout = float(timeout)
+        self.ranks: list[int] = dist.get_process_group_ranks(group)
+        self._rank = dist.get_rank()
+        self._group = str(group.group_name)
+        # Private, but there is no other way to the store, and it has been there in all versions.
+        self._store: Any = distributed_c10d._get_default_store()
+        self._attempt = 0
+        self._is_over = False  # all ranks know of the failure, or will look where it is written
+
+    def begin(self) -> None:
+        """Before the first meeting: join the present attempt of all ranks."""
+        self._is_over = False
+        store, attempt, count = _counted.get(self._group, (None, 0, 0))
+        if store is not self._store:
+            attempt = count = 0
+        self._attempt = attempt
+        try:
+            now = self._present_attempt()
+            # One in which a rank has failed where this one comes only now is what this rank means.
+            while self._attempt < now and not self._failure(count):
+                self._attempt, count = self._attempt + 1, 0
+        except dist.DistError as error:
+            raise store_lost("the beginning of the block", error) from error
+        _counted[self._group] = self._store, self._attempt, count
+
+    def meet(self, place: str) -> None:
+        """Wait for all ranks; raise `RankError` unless all are at the same place."""
+        self.exchange(place, None)
+
+    def exchange(self, place: str, value: Any) -> list[Any]:
+        """Tell all ranks something at a place that they all come to; returns what each says."""
+        number = self._say({"at": place, "value": value})
+        try:
+            said = self._hear(number)
+        except dist.DistError as error:
+            raise store_lost(place, error) from error
+        self._raise_failure(said, place)
+        missing = next((rank for rank in self.ranks if rank not in said), None)
+        if missing is not None:
+            self.require_all(place)
+            raise rank_missing(missing, place, self._timeout)
+        places = [(rank, str(one["at"])) for rank, one in said.items()]
+        if any(at != place for _, at in places):
+            self.end_attempt()
+            raise ranks_apart(places)
+        self._tidy(number)
+        return [one["value"] for one in said.values()]
+
+    def require_all(self, place: str) -> None:
+        """Raise `RankError` if another rank has left after the last meeting, or while it was on.
+
+        One that comes late finds there what the others said before they gave up waiting.
+        """
+        _, _, count = _counted[self._group]
+        try:
+            if self._present_attempt() != self._attempt:
+                self._raise_failure(self._words(count), place)
+        except dist.DistError as error:
+            raise store_lost(place, error) from error
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tell the others, where they look next, that this rank will not come."""
+        if self._is_over:
+            return
+        text = errors.said(error)
+        try:
+            self._say({_FAILED: text[:1000]})
+        except Exception as problem:  # the store is gone: so are the others, or they will time out
+            errors.note(error, others_not_told(problem))
+        self.end_attempt()
+
+    def end_attempt(self) -> None:
+        """What the ranks begin from here on is another attempt. The first of them counts it."""
+        self._is_over = True
+        _counted[self._group] = self._store, self._attempt + 1, 0
+        before = str(self._attempt) if self._attempt else ""  # in a store, nothing is ""
+        with contextlib.suppress(Exception):
+            self._store.compare_set(self._attempt_key(), before, str(self._attempt + 1))
+
+    def _present_attempt(self) -> int:
+        key = self._attempt_key()
+        return int(self._store.get(key)) if self._store.check([key]) else 0
+
+    def _raise_failure(self, said: dict[int, dict[str, Any]], place: str) -> None:
+        for rank, one in said.items():
+            if _FAILED in one:
+                self.end_attempt()
+                raise rank_failed(rank, one[_FAILED], place)
+
+    def _failure(self, *numbers: int) -> bool:
+        """Whether a rank has said that it failed instead of coming to one of these meetings."""
+        return any(_FAILED in one for each in numbers for one in self._words(each).values())
+
+    def _say(self, what: dict[str, Any]) -> int:
+        store, attempt, number = _counted[self._group]
+        _counted[self._group] = store, attempt, number + 1
+        self._store.set(self._key(number, self._rank), zlib.compress(json.dumps(what).encode()))
+        return number
+
+    def _hear(self, number: int) -> dict[int, dict[str, Any]]:
+        """What the ranks say at a meeting; those that do not come in time are not in it."""
+        keys = [self._key(number, rank) for rank in self.ranks]
+        deadline, pause = time.monotonic() + self._timeout, 0.0005
+        while not self._store.check(keys) and time.monotonic() < deadline:
+            if self._present_attempt() != self._attempt and self._failure(number, number + 1):
+                break  # a rank has failed, or has given up waiting for another
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        return self._words(number)
+
+    def _words(self, number: int) -> dict[int, dict[str, Any]]:
+        """What has been said at a meeting until now."""
+        keys = {rank: self._key(number, rank) for rank in self.ranks}
+        if not self._store.check([*keys.values()]):
+            keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        if self._store.has_extended_api():
+            values = self._store.multi_get([*keys.values()]) if keys else []
+        else:
+            values = [self._store.get(key) for key in keys.values()]
+        return {
+            rank: json.loads(zlib.decompress(bytes(value)))
+            for rank, value in zip(keys, values, strict=True)
+        }
+
+    def _tidy(self, number: int) -> None:
+        """Everybody is here, so everybody has read what was said at the meeting before."""
+        if number:
+            self._store.delete_key(self._key(number - 1, self._rank))
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"breakable_cuda_graphs/{self._group}/{self._attempt}/{number}/{rank}"
+
+    def _attempt_key(self) -> str:
+        return f"breakable_cuda_graphs/{self._group}/attempt"

@@ -21,17 +21,26 @@ from .simulator import simulated_device
 
 __all__ = ["Finding", "State", "examine", "main"]
 
+
 Version = tuple[int, ...]
+
 
 #: What the library has run on; everything else that it admits was only read in the sources.
 RUN_ON_A_DEVICE = "torch 2.11, CuPy 14.2, numba-cuda 0.30, driver 13.0, cuda-bindings 13.3.1"
+
 ONLY_READ = "torch 2.10 and 2.12 to 2.14, cuda-bindings 12.9.7 to 12.9.10 and 13.5"
 
+
 _OLDEST_DRIVER = 12040  # cuFuncGetParamInfo: reading the arguments of captured kernels
+
 _OLDEST_TORCH = (2, 10)
+
 _NEWEST_TORCH_READ = (2, 14)
+
 _SHARED_GENERATORS_BEFORE = (2, 12)
+
 _PINNED_POOLS_SINCE = (2, 11)
+
 _OLDEST_CUPY = (14,)
 
 

@@ -7,10 +7,11 @@ import struct
 
 import pytest
 
-from breakable_cuda_graphs._driver import reading
+from breakable_cuda_graphs._driver import enums, kernel_params
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs._driver.reading import KernelReader, Survey
-from breakable_cuda_graphs.simulator import SimulatedKernel
+from breakable_cuda_graphs._driver.kernel_params import KernelReader
+from breakable_cuda_graphs._driver.survey import Survey, copy_pointers
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
 
 
 class Three(ctypes.Structure):
@@ -90,8 +91,8 @@ def test_nodes_are_described_by_kernel_name_or_kind(driver, graph):
     reader = KernelReader(driver)
     assert reader.describe(kernel) == "k"
     assert reader.describe(empty) == "empty"
-    assert reading.node_type(driver, kernel) == reading.KERNEL
-    assert reading.node_type(driver, empty) == reading.EMPTY
+    assert kernel_params.node_type(driver, kernel) == enums.KERNEL
+    assert kernel_params.node_type(driver, empty) == enums.EMPTY
 
 
 def test_a_kind_that_the_bindings_do_not_know_is_minus_one(driver, graph, monkeypatch):
@@ -101,8 +102,8 @@ def test_a_kind_that_the_bindings_do_not_know_is_minus_one(driver, graph, monkey
         raise ValueError("99 is not a valid CUgraphNodeType")
 
     monkeypatch.setattr(driver.module, "cuGraphNodeGetType", unknown, raising=False)
-    assert reading.node_type(driver, node) == -1
-    assert reading.KernelReader(driver).describe(node) == "node of kind -1"
+    assert kernel_params.node_type(driver, node) == -1
+    assert kernel_params.KernelReader(driver).describe(node) == "node of kind -1"
 
 
 def memset_params(address):
@@ -120,7 +121,7 @@ def test_a_survey_finds_kinds_and_addresses_in_children_too(driver, graph):
     driver.cuGraphAddMemsetNode(graph, None, 0, memset_params(address), context)
     driver.cuGraphAddChildGraphNode(graph, None, 0, child)
     survey = Survey(KernelReader(driver), graph, [])
-    assert survey.kinds == {reading.MEMSET, reading.CHILD, reading.KERNEL}
+    assert survey.kinds == {enums.MEMSET, enums.CHILD, enums.KERNEL}
     assert survey.addresses() >= {address, address + 8}
     assert survey.kernel_words == [[address + 8]]
     driver.cuGraphDestroy(child)
@@ -144,9 +145,9 @@ def test_in_a_large_argument_no_word_is_surely_an_address(driver, graph, packed)
 def test_a_copy_names_both_its_addresses():
     params = types.CUDA_MEMCPY3D()
     params.srcDevice, params.dstDevice = types.CUdeviceptr(16), types.CUdeviceptr(32)
-    assert reading.copy_pointers(params) == {16, 32}
+    assert copy_pointers(params) == {16, 32}
     params.srcDevice, params.srcHost = types.CUdeviceptr(0), 48
-    assert reading.copy_pointers(params) == {32, 48}
+    assert copy_pointers(params) == {32, 48}
 
 
 def test_what_dangles_are_leaves_that_the_frontier_misses(driver, graph):

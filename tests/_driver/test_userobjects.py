@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from breakable_cuda_graphs import CUDAError
-from breakable_cuda_graphs._driver import bindings, userobjects
+from breakable_cuda_graphs._driver import bindings, user_objects
 
 
 class Thing:
@@ -16,7 +16,7 @@ class Thing:
 
 @pytest.fixture
 def driver(driver):
-    userobjects.sweep()
+    user_objects.sweep()
     return driver
 
 
@@ -24,7 +24,7 @@ def test_a_thing_lives_until_graph_clone_and_executable_are_gone(driver, bare_de
     graph = driver.cuGraphCreate(0)
     thing = Thing()
     alive = weakref.ref(thing)
-    userobjects.hold(driver, graph, thing)
+    user_objects.hold(driver, graph, thing)
     del thing
     clone = driver.cuGraphClone(graph)
     executable = driver.cuGraphInstantiate(clone, 0)
@@ -33,13 +33,13 @@ def test_a_thing_lives_until_graph_clone_and_executable_are_gone(driver, bare_de
         lambda: driver.cuGraphDestroy(clone),
         lambda: driver.cuGraphExecDestroy(executable),
     ):
-        userobjects.sweep()
+        user_objects.sweep()
         assert alive() is not None
         destroy()
     assert alive() is not None, "it may only be let go by a later call"
-    userobjects.sweep()
+    user_objects.sweep()
     assert alive() is None
-    assert userobjects.held() == 0
+    assert user_objects.held() == 0
     assert bare_device.leaks() == []
 
 
@@ -48,15 +48,15 @@ def test_several_things_go_one_by_one(driver):
     things = [Thing() for _ in graphs]
     alive = [weakref.ref(thing) for thing in things]
     for graph, thing in zip(graphs, things, strict=True):
-        userobjects.hold(driver, graph, thing)
+        user_objects.hold(driver, graph, thing)
     del things, thing
     driver.cuGraphDestroy(graphs[1])
-    userobjects.sweep()
+    user_objects.sweep()
     assert [ref() is None for ref in alive] == [False, True, False]
     driver.cuGraphDestroy(graphs[0])
     driver.cuGraphDestroy(graphs[2])
-    userobjects.sweep()
-    assert userobjects.held() == 0
+    user_objects.sweep()
+    assert user_objects.held() == 0
 
 
 def test_a_driver_that_refuses_holds_nothing(driver, bare_device, monkeypatch):
@@ -65,15 +65,15 @@ def test_a_driver_that_refuses_holds_nothing(driver, bare_device, monkeypatch):
     )
     graph = driver.cuGraphCreate(0)
     with pytest.raises(CUDAError):
-        userobjects.hold(driver, graph, Thing())
-    assert userobjects.held() == 0
+        user_objects.hold(driver, graph, Thing())
+    assert user_objects.held() == 0
     driver.cuGraphDestroy(graph)
 
 
 def test_a_graph_that_cannot_retain_gives_all_back(driver, bare_device, monkeypatch):
-    monkeypatch.setattr(userobjects, "_held", [])
+    monkeypatch.setattr(user_objects, "_held", [])
     with pytest.raises(CUDAError, match="Retain"):
-        userobjects.hold(driver, bindings.types.CUgraph(0x10), Thing())
-    userobjects.sweep()
+        user_objects.hold(driver, bindings.types.CUgraph(0x10), Thing())
+    user_objects.sweep()
     assert bare_device.leaks() == []
-    assert userobjects.held() == 0
+    assert user_objects.held() == 0

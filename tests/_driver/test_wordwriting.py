@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from breakable_cuda_graphs import CUDAError
-from breakable_cuda_graphs._driver import wordwriting
+from breakable_cuda_graphs._driver import write_value
 from breakable_cuda_graphs._driver.bindings import types
 
 VALUES = [0, 7, (1 << 32) + 5, (1 << 64) - 1]
@@ -16,7 +16,7 @@ VALUES = [0, 7, (1 << 32) + 5, (1 << 64) - 1]
 @pytest.fixture(params=[1, 0], ids=["writes", "fills"])
 def write(request, driver, monkeypatch):
     monkeypatch.setattr(driver.module, "cuDeviceGetAttribute", lambda *_: (0, request.param))
-    return wordwriting.writer(driver)
+    return write_value.writer(driver)
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakable_cuda_graphs import blocks
-from breakable_cuda_graphs._driver import bindings, release, userobjects
+from breakable_cuda_graphs._driver import bindings, release, unfinished, user_objects
+from breakable_cuda_graphs.capture import open_blocks
 from breakable_cuda_graphs.simulator import tensors
 from helping import settle
 
@@ -15,12 +15,12 @@ def mend() -> None:
     from torch.overrides import _get_current_function_mode, _pop_mode
     from torch.utils import _python_dispatch
 
-    for block in blocks.open_blocks:
-        blocks.remove(block)
-    blocks.unfinished.clear()
+    for block in open_blocks.open_blocks:
+        open_blocks.remove(block)
+    unfinished.pending.clear()
     release._open.clear()
     release._owed.outermost = None
-    userobjects._held.clear()
+    user_objects._held.clear()
     tensors._current.handle = 0
     while _python_dispatch._get_current_dispatch_mode() is not None:
         _python_dispatch._pop_mode()

@@ -21,13 +21,17 @@ from breakable_cuda_graphs import (  # noqa: E402
     Graph,
     ProcessError,
     ReplayError,
-    blocks,
     breakable_graph,
     capture_if,
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import capturing, release  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    release,
+    stream_capture,
+    unfinished,
+)
+from breakable_cuda_graphs.capture import open_blocks  # noqa: E402
 from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 from faults.injecting import attempt  # noqa: E402
 from helping import (  # noqa: E402
@@ -226,7 +230,7 @@ def test_a_block_whose_thread_has_ended_is_ended_by_any_other(
     traced = sys.gettrace()
     USES[use](seq)
     assert_nothing_open(device)
-    assert blocks.unfinished == {}
+    assert unfinished.pending == {}
     assert tensors.current_stream() == 0
     assert sys.gettrace() is traced
     for block in kept:
@@ -249,7 +253,7 @@ def checked(lock: Any, calls: list[str]) -> Iterator[Any]:
             lock.release()
 
         def _note(self, frame: Any, event: str, argument: Any) -> None:
-            if event in ("call", "c_call") and frame.f_code.co_filename == blocks.__file__:
+            if event in ("call", "c_call") and frame.f_code.co_filename == open_blocks.__file__:
                 calls.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
 
     yield Checked()
@@ -260,8 +264,8 @@ def test_nothing_is_called_while_the_lock_of_the_blocks_is_held(
 ) -> None:
     """The collector, or a signal's handler, would run there, and may come for the same lock."""
     calls: list[str] = []
-    with checked(blocks._lock, calls) as lock:
-        monkeypatch.setattr(blocks, "_lock", lock)
+    with checked(unfinished._lock, calls) as lock:
+        monkeypatch.setattr(open_blocks, "_lock", lock)
         in_thread(lambda: lose_a_block(CUDAGraphSequence(), "global"))
         capture(lambda: torch.ones(2) + 1)
     assert calls == []
@@ -279,7 +283,7 @@ def test_it_is_the_thread_that_counts_not_its_number_nor_who_started_it(
         traced, stream = sys.gettrace(), 0x55
         with tensors.stream(stream):
             assert not is_in_breakable_graph()
-            assert blocks.unfinished == {}
+            assert unfinished.pending == {}
             assert tensors.current_stream() == stream
         assert sys.gettrace() is traced
 
@@ -338,7 +342,7 @@ def test_a_thread_may_end_the_block_of_another_inside_its_own_capture(
         thread.join()
         y = x * 3
         bump(y)
-        assert len(blocks.unfinished) == 1
+        assert len(unfinished.pending) == 1
         z = y + 1
     x.fill_(5)
     seq.replay()
@@ -348,7 +352,7 @@ def test_a_thread_may_end_the_block_of_another_inside_its_own_capture(
 def test_a_block_that_cannot_be_ended_is_not_the_one_of_who_tries(
     device: Any, monkeypatch: Any
 ) -> None:
-    from breakable_cuda_graphs.capture import Block
+    from breakable_cuda_graphs.capture.block import Block
 
     def fail(block: Any) -> None:
         raise RuntimeError("the context is gone")
@@ -385,7 +389,7 @@ def test_a_forked_child_touches_nothing_of_a_block_that_is_open(device: Any) -> 
         try:
             with pytest.raises(ProcessError, match="forked"):
                 block.__exit__(None, None, None)
-            code = 2 if is_in_breakable_graph() or blocks.unfinished else 0
+            code = 2 if is_in_breakable_graph() or unfinished.pending else 0
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -414,13 +418,13 @@ def test_what_could_not_be_ended_is_tried_again_by_a_mere_question(
     kept: list[Any] = []
     in_thread(lambda: enter_and_keep(CUDAGraphSequence(), "global", kept))
     with monkeypatch.context() as patch:
-        patch.setattr(capturing, "discard", lambda *_: attempt_boom())
+        patch.setattr(stream_capture, "discard", lambda *_: attempt_boom())
         assert not is_in_breakable_graph()
     assert device.open_captures() == 1
-    assert blocks.open_blocks == ()
+    assert open_blocks.open_blocks == ()
     assert not is_in_breakable_graph()
     assert_nothing_open(device)
-    assert not blocks.unfinished
+    assert not unfinished.pending
 
 
 def attempt_boom() -> None:
@@ -459,7 +463,7 @@ def test_a_block_of_a_living_thread_is_left_alone_by_all_others(device: Any) -> 
     thread.start()
     assert entered.wait(20)
     assert not is_in_breakable_graph()
-    assert len(blocks.unfinished) == 1
+    assert len(unfinished.pending) == 1
     done.set()
     thread.join()
     x.fill_(4)
@@ -471,7 +475,7 @@ def test_an_interrupt_in_the_end_of_a_block_is_made_good_at_once(
     device: Any, monkeypatch: Any
 ) -> None:
     """The rest of the end, and what was interrupted, is done before the interrupt surfaces."""
-    real, calls = blocks.remove, []
+    real, calls = open_blocks.remove, []
 
     def remove(block: Any) -> None:
         calls.append(block)
@@ -479,12 +483,12 @@ def test_an_interrupt_in_the_end_of_a_block_is_made_good_at_once(
             raise KeyboardInterrupt
         real(block)
 
-    monkeypatch.setattr(blocks, "remove", remove)
+    monkeypatch.setattr(open_blocks, "remove", remove)
     with pytest.raises(KeyboardInterrupt), breakable_graph(CUDAGraphSequence()):
         torch.ones(2) + 1
     assert len(calls) == 2
-    assert blocks.open_blocks == ()
-    assert blocks.unfinished == {}
+    assert open_blocks.open_blocks == ()
+    assert unfinished.pending == {}
     assert tensors.current_stream() == 0
 
 
@@ -503,7 +507,7 @@ def test_a_recording_that_is_left_on_another_thread_says_so(device: Any, error: 
 
 
 def test_the_bodys_error_stays_when_the_way_back_fails(device: Any, monkeypatch: Any) -> None:
-    from breakable_cuda_graphs.capture import Block
+    from breakable_cuda_graphs.capture.block import Block
 
     def fail(block: Any) -> None:
         raise RuntimeError("the context is gone")
@@ -518,7 +522,7 @@ def test_the_bodys_error_stays_when_the_way_back_fails(device: Any, monkeypatch:
 
 
 def test_a_recordings_error_stays_when_its_end_fails(device: Any, monkeypatch: Any) -> None:
-    from breakable_cuda_graphs.frameworks.enclosed import Enclosed
+    from breakable_cuda_graphs.graph.recording import Enclosed
 
     def fail(enclosed: Any) -> None:
         raise RuntimeError("the context is gone")

@@ -14,9 +14,21 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 _testcapi: Any = pytest.importorskip("_testcapi", reason="the interpreter has no _testcapi")
 
-from breakable_cuda_graphs import CUDAGraphSequence, Graph, breakable_graph, no_graph  # noqa: E402
-from breakable_cuda_graphs._driver import bindings, release  # noqa: E402
-from breakable_cuda_graphs._driver.handles import EventHandle, GraphHandle, StreamHandle  # noqa: E402
+from breakable_cuda_graphs import (  # noqa: E402
+    CUDAGraphSequence,
+    Graph,
+    breakable_graph,
+    no_graph,
+)
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    release,
+)
+from breakable_cuda_graphs._driver.handles import (  # noqa: E402
+    EventHandle,
+    GraphHandle,
+    StreamHandle,
+)
 from faults.injecting import unraisable  # noqa: E402
 from helping import settle, watched_driver  # noqa: E402
 

@@ -13,14 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs._driver import bindings, capturing, release  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    release,
+    stream_capture,
+)
 from breakable_cuda_graphs._driver.bindings import types  # noqa: E402
-from breakable_cuda_graphs._driver.capturing import Status  # noqa: E402
-from breakable_cuda_graphs.frameworks.pytorch import books as books_module  # noqa: E402
-from breakable_cuda_graphs.frameworks.pytorch.books import Books  # noqa: E402
+from breakable_cuda_graphs._driver.stream_capture import Status  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch import capture as books_module  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch.capture import Books  # noqa: E402
 from helping import Boom, in_thread  # noqa: E402
 
-MODE_NUMBERS = capturing.MODES
+MODE_NUMBERS = stream_capture.MODES
 
 
 class FakeShell:
@@ -99,7 +103,7 @@ class Bench:
         self.driver.cuMemsetD32Async(self.address, 7, 1, self.stream)
 
     def check_all_closed(self, routes: int = 0) -> None:
-        assert capturing.status(self.driver, self.stream) is Status.NONE
+        assert stream_capture.status(self.driver, self.stream) is Status.NONE
         assert self.device.open_captures() == 0
         assert release.open_captures() == 0
         assert FakeShell.routes == routes

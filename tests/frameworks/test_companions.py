@@ -7,7 +7,7 @@ from typing import Any
 
 from breakable_cuda_graphs._driver import bindings
 from breakable_cuda_graphs.frameworks import companions
-from breakable_cuda_graphs.frameworks.base import Captured
+from breakable_cuda_graphs.frameworks.protocols import Captured
 
 
 def test_what_a_companion_keeps_does_not_take_the_place_of_what_the_framework_keeps(

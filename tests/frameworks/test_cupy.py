@@ -24,11 +24,11 @@ from breakable_cuda_graphs import (
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts, release
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import cupy as adapter
-from breakable_cuda_graphs.frameworks import libraries, raw
+from breakable_cuda_graphs.frameworks import loaded as libraries
+from breakable_cuda_graphs.frameworks import choose, raw
 from helping import Boom, capture, in_thread, text_of
 
 from . import fake_cupy
@@ -42,7 +42,7 @@ def loaded(bare_device: Any, monkeypatch: Any) -> Iterator[dict[str, Any]]:
     driver = bindings.current()
     driver.cuCtxSetCurrent(types.CUcontext(contexts.primary(driver, 0)))
     framework = raw.RawFramework(driver, contexts.primary(driver, 0))
-    monkeypatch.setattr(sequences.frameworks, "choose", lambda driver, stream: framework)
+    monkeypatch.setattr(choose, "framework_for", lambda driver, stream: framework)
     modules: dict[str, Any] = {}
     monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
     monkeypatch.setattr(libraries, "sys", python_types.SimpleNamespace(modules=modules))

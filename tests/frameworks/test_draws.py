@@ -15,8 +15,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs import CaptureError, CUDAError, ReplayError  # noqa: E402
-from breakable_cuda_graphs._driver import bindings, capturing, ordering, release  # noqa: E402
+from breakable_cuda_graphs import (  # noqa: E402
+    CaptureError,
+    CUDAError,
+    ReplayError,
+)
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    completion,
+    release,
+    stream_capture,
+)
 from breakable_cuda_graphs._driver.handles import ExecHandle  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import draws as module  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import modes  # noqa: E402
@@ -24,7 +33,7 @@ from breakable_cuda_graphs.frameworks.pytorch.draws import (  # noqa: E402
     Traffic,
     generator_states,
 )
-from breakable_cuda_graphs.simulator import SimulatedKernel  # noqa: E402
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel  # noqa: E402
 from helping import in_thread  # noqa: E402
 
 SEED, OFFSET = 0x7F00_0000_0200, 0x7F00_0000_0400
@@ -233,7 +242,7 @@ class Stage:
     @contextlib.contextmanager
     def segment(self) -> Iterator[None]:
         """Capture one segment; afterwards `graph` and `runner` are there."""
-        self.draws.open(lambda: capturing.begin(self.driver, self.stream, "relaxed"))
+        self.draws.open(lambda: stream_capture.begin(self.driver, self.stream, "relaxed"))
         yield
         info = self.driver.capture_info(self.stream)
         reader = module.reading.KernelReader(self.driver)
@@ -242,7 +251,7 @@ class Stage:
             states = self.draws.states_in([each for each in words if each is not None])
             draw, problem = self.draws.ending(states)
             assert problem is None
-            self.graph = capturing.end(self.driver, self.stream).graph
+            self.graph = stream_capture.end(self.driver, self.stream).graph
             self.draws.closed(self.shell)
         needs_shell = not self.draws.take_probes_out() or draw
         self.runner = self.draws.runner(self.shell.give_up) if needs_shell else None
@@ -459,13 +468,13 @@ def test_where_the_tensors_are_is_believed_while_a_shell_that_knows_the_generato
 def test_a_draw_that_launches_nothing_costs_the_segment_no_node(stage, monkeypatch):
     on = stage()
     generator = on.generators[0]
-    on.draws.open(lambda: capturing.begin(on.driver, on.stream, "relaxed"))
+    on.draws.open(lambda: stream_capture.begin(on.driver, on.stream, "relaxed"))
     on.uniform_(generator)
     monkeypatch.setattr(on, "uniform_", lambda generator: None)
     with pytest.raises(CaptureError, match="does not show where the generator"):
         on.draws.states_in([STATE])
     assert on.draws._probes == []
-    capturing.discard(on.driver, on.stream)
+    stream_capture.discard(on.driver, on.stream)
     with on.draws.lock:
         on.draws.ended()
 
@@ -483,7 +492,7 @@ def test_what_only_looks_like_a_generators_state_is_never_written_to(stage):
 
 def test_a_draw_into_a_guests_copy_is_seen_whoever_else_has_drawn(stage):
     on = stage(2)
-    on.draws.open(lambda: capturing.begin(on.driver, on.stream, "relaxed"))
+    on.draws.open(lambda: stream_capture.begin(on.driver, on.stream, "relaxed"))
     on.uniform_(on.generators[0])
     on.draws.had_guest = True
     own, copy = (*on.generators[0].words, 40), (SEED, OFFSET, 0)
@@ -491,7 +500,7 @@ def test_a_draw_into_a_guests_copy_is_seen_whoever_else_has_drawn(stage):
         draws, problem = on.draws.ending([own, copy])
         assert not draws
         assert "another capture" in str(problem)
-        capturing.discard(on.driver, on.stream)
+        stream_capture.discard(on.driver, on.stream)
         on.draws.ended()
 
 
@@ -515,8 +524,8 @@ def test_a_guest_whose_host_waits_is_refused_only_if_it_draws(stage, monkeypatch
     side = driver.cuStreamCreate(1)
     host = module.Draws(driver, 0, side, (on.generators[1],))
     on.begin_block()  # torch lets a guest draw from all that its host has
-    host.open(lambda: capturing.begin(driver, side, "relaxed"))
-    on.draws.open(lambda: capturing.begin(driver, on.stream, "relaxed"))
+    host.open(lambda: stream_capture.begin(driver, side, "relaxed"))
+    on.draws.open(lambda: stream_capture.begin(driver, on.stream, "relaxed"))
     on.draws.hosts_wait = waits
     on.launch(5, *(word + 4096 for word in generator.words), 1024, 1)
     if draws is not None:
@@ -527,14 +536,14 @@ def test_a_guest_whose_host_waits_is_refused_only_if_it_draws(stage, monkeypatch
         found, problem = on.draws.ending(on.draws.states_in(words))
         assert not found
         assert (problem is None) is (waits and draws is None)
-        graph = capturing.end(driver, on.stream).graph
+        graph = stream_capture.end(driver, on.stream).graph
         on.draws.closed(on.shell)
     assert on.draws.take_probes_out()
     assert len(driver.graph_nodes(graph.value)) == len(nodes)
     assert [each.state for each in on.generators] == [(7, 40), (8, 40)], "hosts draw on from here"
     assert not host.is_spoilt
     graph.close()
-    capturing.discard(driver, side)
+    stream_capture.discard(driver, side)
     with host.lock:
         host.ended()
     driver.cuStreamDestroy(side)
@@ -566,11 +575,11 @@ def test_the_tensors_are_looked_for_when_there_is_a_likeness_and_they_may_have_m
 def test_kernels_that_do_not_show_the_generators_state_are_refused(stage):
     on = stage()
     on.shows = False
-    on.draws.open(lambda: capturing.begin(on.driver, on.stream, "relaxed"))
+    on.draws.open(lambda: stream_capture.begin(on.driver, on.stream, "relaxed"))
     with pytest.raises(CaptureError, match="does not show where the generator"):
         on.draws.states_in([STATE])
     assert on.generators[0].get_offset() == 40
-    capturing.discard(on.driver, on.stream)
+    stream_capture.discard(on.driver, on.stream)
     with on.draws.lock:
         on.draws.ended()
 
@@ -645,7 +654,7 @@ def road(bare_device, monkeypatch):
     for stream in streams:
         driver.cuStreamDestroy(stream)
     release.drain()
-    assert made._mark._event not in ordering._events
+    assert made._mark._event not in completion._events
     assert bare_device.leaks() == []
 
 
@@ -903,9 +912,9 @@ def test_a_guest_is_not_drawn_into_the_capture_of_its_host(road):
     traffic.open(host, lambda: driver.cuStreamBeginCapture(one, mode))
     open_(traffic, guest, two)
     assert guest.is_guest
-    assert capturing.status(driver, two) is capturing.Status.NONE
+    assert stream_capture.status(driver, two) is stream_capture.Status.NONE
     close(traffic, guest, two)
-    assert capturing.status(driver, one) is capturing.Status.ACTIVE
+    assert stream_capture.status(driver, one) is stream_capture.Status.ACTIVE
     driver.cuGraphDestroy(driver.cuStreamEndCapture(one))
     close(traffic, host, one)
 

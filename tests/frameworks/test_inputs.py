@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from breakable_cuda_graphs.frameworks.gone import Gone  # noqa: E402
+from breakable_cuda_graphs.frameworks.protocols import Gone  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import inputs  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch.inputs import _Known  # noqa: E402
 

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from breakable_cuda_graphs.frameworks.interfaces import ForeignArrays, home, interface_of
+from breakable_cuda_graphs.frameworks.arrays import ForeignArrays, home, interface_of
 
 INTERFACE = {"shape": (4, 2), "typestr": "<f4", "data": (0x1000, False), "version": 3}
 

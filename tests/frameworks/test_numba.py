@@ -24,10 +24,10 @@ from breakable_cuda_graphs import (
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.frameworks import libraries, raw
+from breakable_cuda_graphs.frameworks import loaded, raw
+from breakable_cuda_graphs.replay import sequence as sequences
 from helping import (
     Boom,
     a_stream,
@@ -159,8 +159,8 @@ def numba(bare_device: Any, monkeypatch: Any) -> Iterator[Any]:
     )
     module = Hashable(cuda)
     modules = {"numba.cuda": module}
-    monkeypatch.setattr(libraries, "loaded", lambda driver, name: modules.get(name))
-    monkeypatch.setattr(libraries, "sys", python_types.SimpleNamespace(modules=modules))
+    monkeypatch.setattr(loaded, "loaded", lambda driver, name: modules.get(name))
+    monkeypatch.setattr(loaded, "sys", python_types.SimpleNamespace(modules=modules))
     before = [getattr(*method) for method in METHODS]
     yield module
     assert [getattr(*method) for method in METHODS] == before, "a method was left replaced"

@@ -17,7 +17,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from breakable_cuda_graphs import errors  # noqa: E402
-from breakable_cuda_graphs._driver import bindings, capturing, release  # noqa: E402
+from breakable_cuda_graphs._driver import (  # noqa: E402
+    bindings,
+    release,
+    stream_capture,
+)
 from breakable_cuda_graphs.frameworks.pytorch import pools  # noqa: E402
 from helping import Boom, a_stream  # noqa: E402
 
@@ -240,11 +244,11 @@ def test_inside_a_capture_of_somebody_elses_it_waits_for_the_next_block(
     with a_stream() as stream:
         allocator.current = int(stream)
         pool = captured(allocator, [[2 * MIB, 0]])
-        capturing.begin(driver, stream, "global")
+        stream_capture.begin(driver, stream, "global")
         del pool
         release.drain()
         assert left(allocator) == 2 * MIB
-        capturing.discard(driver, stream)
+        stream_capture.discard(driver, stream)
         pools.release_ended()
         assert left(allocator) == 0
 

@@ -18,12 +18,12 @@ from breakable_cuda_graphs import (
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs import sequence as sequences
 from breakable_cuda_graphs._driver import bindings, contexts, release
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.frameworks import raw
-from breakable_cuda_graphs.frameworks.base import Birth
-from breakable_cuda_graphs.simulator import SimulatedKernel
+from breakable_cuda_graphs.frameworks.protocols import Birth
+from breakable_cuda_graphs.replay import sequence as sequences
+from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
 from helping import Boom, in_thread, wait
 
 U32 = ctypes.c_uint32
@@ -205,9 +205,9 @@ def test_a_copy_of_graphs_by_embedding_in_a_capture_of_the_users(bench):
     assert bench.read(bench.x) == 2
     bench.driver.cuGraphExecDestroy(executable)
     bench.driver.cuGraphDestroy(graph)
-    from breakable_cuda_graphs._driver import userobjects
+    from breakable_cuda_graphs._driver import user_objects
 
-    userobjects.sweep()
+    user_objects.sweep()
 
 
 def test_no_array_is_known(bench):

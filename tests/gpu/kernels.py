@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from breakable_cuda_graphs._driver import bindings, contexts, nvrtc
-from breakable_cuda_graphs.nodes import KernelNode
+from breakable_cuda_graphs.graph.nodes import KernelNode
 
 from . import libraries
 from .helpers import torch

@@ -9,9 +9,9 @@ import pytest
 
 from breakable_cuda_graphs import CaptureError, Graph, UnjoinedStreamError
 from breakable_cuda_graphs._driver import bindings, nvrtc
-from breakable_cuda_graphs.nodes import (
+from breakable_cuda_graphs.graph.graph import ChildNode
+from breakable_cuda_graphs.graph.nodes import (
     BatchMemOpNode,
-    ChildNode,
     EventRecordNode,
     HostNode,
     MemAllocNode,

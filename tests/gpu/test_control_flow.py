@@ -15,7 +15,7 @@ from breakable_cuda_graphs import (
     capture_while,
     no_graph,
 )
-from breakable_cuda_graphs.nodes import ConditionalNode
+from breakable_cuda_graphs.graph.graph import ConditionalNode
 
 from .helpers import N, bump, close, dev, same, sync, torch
 from .kernels import add_scale, f32, kernel

@@ -15,7 +15,7 @@ from breakable_cuda_graphs import (
     breakable_graph,
     force_no_graph,
 )
-from breakable_cuda_graphs.nodes import MemcpyNode, MemsetNode
+from breakable_cuda_graphs.graph.nodes import MemcpyNode, MemsetNode
 
 from .helpers import N, bump, busy, dev, same, sync, torch
 from .kernels import add_scale, f32, found, i32, kernel, launch_scale

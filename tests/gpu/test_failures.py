@@ -15,12 +15,7 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs import (
-    CaptureError,
-    CUDAGraphSequence,
-    breakable_graph,
-    no_graph,
-)
+from breakable_cuda_graphs import CaptureError, CUDAGraphSequence, breakable_graph, no_graph
 
 from .helpers import (
     MODES,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, GraphSegment, annotate, breakable_graph
-from breakable_cuda_graphs.nodes import KernelNode, MemcpyNode, MemsetNode
+from breakable_cuda_graphs.graph.nodes import KernelNode, MemcpyNode, MemsetNode
 
 from . import libraries
 from .helpers import N, bump, dev, same, sync, torch, warm_up

@@ -11,12 +11,7 @@ from typing import Any
 import pytest
 
 import breakable_cuda_graphs
-from breakable_cuda_graphs import (
-    BreakableCUDAGraph,
-    CUDAGraphSequence,
-    breakable_graph,
-    no_graph,
-)
+from breakable_cuda_graphs import BreakableCUDAGraph, CUDAGraphSequence, breakable_graph, no_graph
 
 from .helpers import bump, check, check_replays, dev, kinds, same, torch
 

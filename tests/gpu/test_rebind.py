@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, GraphSegment, breakable_graph, no_graph
-from breakable_cuda_graphs.nodes import KernelNode
-from breakable_cuda_graphs.rebinding import rebind
+from breakable_cuda_graphs.graph.nodes import KernelNode
+from breakable_cuda_graphs.sequence.rebinding.rebind import rebind
 
 from .helpers import close, dev, same, sync, torch, warm_up
 

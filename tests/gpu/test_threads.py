@@ -12,12 +12,11 @@ from breakable_cuda_graphs import (
     CaptureError,
     CUDAGraphSequence,
     ReplayError,
-    blocks,
     breakable_graph,
     is_in_breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs._driver import release
+from breakable_cuda_graphs._driver import release, unfinished
 
 from .helpers import (
     MODES,
@@ -480,7 +479,7 @@ def test_a_block_whose_thread_has_ended_is_ended_by_the_next_use(
             out = x * 3
         assert torch.cuda.current_stream() == side
     assert release.open_captures() == 0
-    assert blocks.unfinished == {}
+    assert unfinished.pending == {}
     same(torch.rand(8, device="cuda"), expected)
     check_replays(other, x, out, lambda t: t * 3)
     with pytest.raises(CaptureError, match="another thread"):

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
-from breakable_cuda_graphs.simulator import SimulatedDriver
+from breakable_cuda_graphs.simulator import tensors
+from breakable_cuda_graphs.simulator.driver import SimulatedDriver
 from raw_calls import GLOBAL, begin, code, nodes, ok, status
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
-
-from breakable_cuda_graphs.simulator import tensors  # noqa: E402
 
 
 class Captured(NamedTuple):

@@ -20,3 +20,5 @@ It knows no framework and no sequence; everything above it knows no binding vers
     nvrtc.py          compile a little CUDA C++ at run time
     timing.py         times of the device
 """
+
+from __future__ import annotations

@@ -21,19 +21,24 @@ from typing import Any
 import cuda.bindings
 from cuda.bindings import driver as types
 
-from .. import errors
-from . import process
+from ..errors import CUDAError
+from . import errors, process
 
 __all__ = ["CaptureInfo", "Driver", "binding_version", "current", "types", "use"]
 
+
 SIMULATOR_VARIABLE = "BREAKABLE_CUDA_GRAPHS_SIMULATOR"
 
+
 _SUCCESS = 0
+
 
 #: INVALID_VALUE, NOT_FOUND and NOT_SUPPORTED: what asking for an attribute or an address that a thing
 #: does not have is answered with.
 INVALID_VALUE = 1
+
 _NO_SUCH_THING = (INVALID_VALUE, 500, 801)
+
 
 #: How many nodes to ask for at first: small graphs are read in one call instead of two.
 _GUESS = 4
@@ -126,7 +131,7 @@ class Driver:
         values = getattr(self, name)(*args)
         return values if isinstance(values, tuple) else () if values is None else (values,)
 
-    def error(self, call: str, code: Any) -> errors.CUDAError:
+    def error(self, call: str, code: Any) -> CUDAError:
         """The exception for a result code that a raw call of this driver returned."""
         number = int(code)
         name, sentence = f"CUDA_ERROR_{number}", "no description"
@@ -224,6 +229,7 @@ class Driver:
 # ---------------------------------------------------------------- which driver is in use
 
 _current: Driver | None = None
+
 _lock = threading.Lock()
 
 
@@ -255,14 +261,14 @@ def use(driver: Driver | None) -> Driver | None:
 
 def _first_driver() -> Driver:
     if os.environ.get(SIMULATOR_VARIABLE, "") not in ("", "0"):
-        from ..simulator import SimulatedDriver
+        from ..simulator.driver import SimulatedDriver
 
         return Driver(SimulatedDriver(), simulated=True)
     if process.driver_lost_in_fork():
         raise errors.driver_lost_in_fork()
     try:
         driver = Driver(types)
-    except errors.CUDAError as error:
+    except CUDAError as error:
         raise errors.no_driver(SIMULATOR_VARIABLE, error) from error
     process.note_driver_use()
     return driver

@@ -20,14 +20,30 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import bindings, nvrtc
-from .works import IF, SWITCH, WHILE, Conditional, Kernel
+from .enums import IF, SWITCH
+from .node_params import Conditional, Kernel
+
+__all__ = [
+    "Made",
+    "Parts",
+    "Scalar",
+    "add_nodes",
+    "new_handles",
+    "prepare",
+    "setter",
+    "with_handles",
+]
+
 
 types = bindings.types
+
 
 #: Two bodies in one IF node are right from this driver on.
 _TWO_BODIES = 13000
 
+
 _ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
+
 
 _SOURCE = """
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
@@ -57,7 +73,9 @@ extern "C" __global__ void breakable_set_choice(
 }
 """
 
+
 CONDITION, CHOICE = "breakable_set_condition", "breakable_set_choice"
+
 
 _LAYOUTS: dict[str, tuple[Any, ...]] = {
     CONDITION: (
@@ -247,18 +265,3 @@ def _add_node(
     node = driver.add_node(graph, list(after), params)
     # `phGraph_out` shows the driver's own array: the handles are copied at once.
     return node, [types.CUgraph(int(body)) for body in params.conditional.phGraph_out[:size]]
-
-
-__all__ = [
-    "IF",
-    "SWITCH",
-    "WHILE",
-    "Made",
-    "Parts",
-    "Scalar",
-    "add_nodes",
-    "new_handles",
-    "prepare",
-    "setter",
-    "with_handles",
-]

@@ -13,15 +13,17 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from .. import errors
-from . import bindings, release
+from . import bindings, errors, release
 
 types = bindings.types
 
+
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
 
 #: (driver, context, source) -> module. Never unloaded: graphs name its functions.
 _modules: dict[tuple[int, int, str], Any] = {}
+
 _lock = threading.Lock()
 
 

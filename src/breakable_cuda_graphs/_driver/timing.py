@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from . import bindings, contexts, editing, nvrtc, works
+from . import bindings, contexts, node_params, nvrtc, set_params
 from .handles import EventHandle, ExecHandle, GraphHandle, Owner
 
 _SOURCE = """
@@ -30,9 +30,13 @@ extern "C" __global__ void pass_time(unsigned long long nanoseconds) {
 }
 """
 
+
 _FILLS = 32  # in one graph
+
 _FILL_BYTES = (1 << 10, 1 << 20, 1 << 23, 1 << 25)  # tried in turn
+
 _WORTH = 4  # a launch of fills has to take the device so many times what it takes the host
+
 _TRIES = 5
 
 
@@ -123,10 +127,10 @@ class _Fills:
         driver = self._driver
         buffer = _Buffer.make(driver, "cuMemAlloc", size)
         graph = GraphHandle.create(driver)
-        fill = works.Fill(int(buffer.value), 0, 1, size, context=contexts.current(driver))
+        fill = node_params.Fill(int(buffer.value), 0, 1, size, context=contexts.current(driver))
         nodes: list[Any] = []
         for _ in range(_FILLS):
-            nodes.append(editing.add(driver, graph.value, nodes[-1:], fill))
+            nodes.append(set_params.add(driver, graph.value, nodes[-1:], fill))
         executable = ExecHandle.instantiate(graph)
         self._made += (executable, graph, buffer)
         return executable

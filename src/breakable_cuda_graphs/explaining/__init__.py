@@ -19,7 +19,9 @@
 Nothing here is imported before `explain` is called, and torch only where it is loaded already.
 """
 
-from .report import Check, Finding, Mark, Report
+from __future__ import annotations
+
+from .report import Check, Explanation, Finding, Mark
 from .running import explain
 
-__all__ = ["Check", "Finding", "Mark", "Report", "explain"]
+__all__ = ["Check", "Explanation", "Finding", "Mark", "explain"]

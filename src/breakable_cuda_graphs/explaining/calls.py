@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._driver import bindings
-from . import frames, libraries
+from . import entry_points, frames
 from .streams import Streams
 from .watching import Watch
 
@@ -23,7 +23,9 @@ _WAITS = (
     "CtxSynchronize", "DeviceSynchronize", "StreamSynchronize", "EventSynchronize", "StreamQuery",
     "EventQuery", "Memcpy", "MemcpyHtoD", "MemcpyDtoH", "MemcpyDtoD",
 )  # fmt: skip
+
 _CALLBACKS = ("LaunchHostFunc", "StreamAddCallback")
+
 _ALLOCATIONS = (
     "MemAlloc",
     "MemFree",
@@ -34,14 +36,18 @@ _ALLOCATIONS = (
     "Free",
 )
 
+
 #: Functions of the driver that put work on the stream at this place of their arguments.
 _WORKS = {
     "LaunchKernel": 8, "MemcpyAsync": 3, "MemcpyDtoDAsync": 3, "MemcpyHtoDAsync": 3,
     "MemcpyDtoHAsync": 3, "MemsetD8Async": 3, "MemsetD16Async": 3, "MemsetD32Async": 3,
 }  # fmt: skip
 
+
 _TORCH_WAITS = ("synchronize", "empty_cache", "ipc_collect")
+
 _STREAM_WAITS = ("synchronize", "query")
+
 _EVENT_WAITS = ("synchronize", "query", "elapsed_time")
 
 
@@ -109,7 +115,7 @@ class Calls:
             )
 
     def _patch_libraries(self) -> None:
-        for entry in libraries.entries():
+        for entry in entry_points.entries():
             note = self._note(entry.kind, entry.operator)
             self._wrap(entry.owner, entry.name, _where_on_host(note) if entry.from_host else note)
 
@@ -183,7 +189,7 @@ def _is_capturing(function: Callable[[], bool]) -> bool:
 
 def _where_on_host(note: Callable[..., None]) -> Callable[..., None]:
     def before(*args: Any, **_: Any) -> None:
-        if args and libraries.is_on_host(args[0]):
+        if args and entry_points.is_on_host(args[0]):
             note()
 
     return before

@@ -21,6 +21,7 @@ from .frames import Stack
 from .watching import Watch
 
 _WRAPPER = "compile_wrapper"
+
 _FILE = "_dynamo/eval_frame.py"
 
 

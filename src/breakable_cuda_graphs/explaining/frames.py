@@ -35,8 +35,11 @@ class Owner(Enum):
 
 
 _TOOL = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
 _OURS = os.path.dirname(_TOOL.rstrip(os.sep)) + os.sep
+
 _PYTHON = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+
 _FRAMEWORKS = (
     "torch",
     "triton",
@@ -49,18 +52,24 @@ _FRAMEWORKS = (
     "numpy",
     "functorch",
 )
+
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
 
 #: What Cython made of a framework has the path that it had where it was compiled.
 _COMPILED = (".pyx", ".pxi", ".pxd")
 
+
 #: The outermost frame of a thread that Python began.
 _THREAD = threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]
+
 
 #: What the user typed has no file either: `python -c`, the prompt, a notebook's cell.
 _TYPED = ("<string>", "<stdin>", "<console>", "<python-input", "<ipython-input")
 
+
 _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
 
 #: A function marked @no_graph runs inside this one.
 _MARKED = (os.path.join(_OURS, "breaks.py"), "call")

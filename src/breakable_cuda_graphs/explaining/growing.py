@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..frameworks.pytorch.tensors import Tensors, is_alias_storage, tensors_in
-from ..liveness import describe
+from ..sequence.memory import describe
 from .frames import Stack
 from .watching import Watch
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from ..breaks import no_graph
+from ..capture.breaks import no_graph
 
 #: How far up the stack a function without a public name is looked for.
 _CALLERS = 4

@@ -15,20 +15,17 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    resolve_name,
-)
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ..simulator import tensors as simulated
+from ..simulator import tensors, torch_modes
 from .growing import Growth
-from .states import State
+from .memory import State
 from .streams import Streams
 from .watching import Watch
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+
 
 #: What reads a tensor on the host without an operator of its own (on the simulated device).
 _READS = {
@@ -39,10 +36,13 @@ _READS = {
     torch.Tensor.__format__,
     torch.Tensor.cpu,
 }
+
 _PRINTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
+
 
 #: Calls that bring numbers of the host to the device they name.
 _MAKES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+
 
 _SYNC_WARNING = "called a synchronizing CUDA operation"
 
@@ -103,9 +103,9 @@ class Operators:
         is_dispatch_on, is_function_on = self._listed()
         modes, self._modes = self._modes, None
         if modes is not None and is_dispatch_on:
-            simulated.leave_dispatch_mode(modes[0])
+            torch_modes.leave_dispatch_mode(modes[0])
         if modes is not None and is_function_on:
-            simulated.leave_function_mode(modes[1])
+            torch_modes.leave_function_mode(modes[1])
 
     @contextlib.contextmanager
     def _sync_warnings(self) -> Iterator[None]:
@@ -158,16 +158,16 @@ class Operators:
         title = str(func._schema.name)
         if func.namespace in _COLLECTIVES:
             self.watch.note("collective", title)
-        elif here and simulated.reads_device(func, args, kwargs):
+        elif here and tensors.reads_device(func, args, kwargs):
             self.watch.note("host read", self._named(title), _reason(title))
         elif not self.simulated:
             self._copy(func, title, args, kwargs)
         self._draws(title, args, kwargs)
-        before = self.growth.before(here, _tensors(simulated.written_arguments(func, args, kwargs)))
+        before = self.growth.before(here, _tensors(tensors.written_arguments(func, args, kwargs)))
         result = func(*args, **kwargs)
         made = [tensor for tensor in _tensors(result) if self.watch.owns(tensor)]
         if here or made:
-            if not simulated.is_view(func):
+            if not tensors.is_view(func):
                 self.streams.worked(self.current(), self._named(title))
             self.growth.after(self._named(title), before, here, made)
         return result

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .frames import Place
 from .marking import Callee
 
-__all__ = ["Check", "Finding", "Mark", "Report"]
+__all__ = ["Check", "Explanation", "Finding", "Mark"]
 
 
 class Kind(NamedTuple):
@@ -175,7 +175,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Report:
+class Explanation:
     """What `explain` found out. It is true where nothing was found, and no check failed.
 
     findings: what would break a capture.

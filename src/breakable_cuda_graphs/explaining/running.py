@@ -19,36 +19,42 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import blocks, errors, structures
-from .._driver import bindings, capturing
-from .._driver.ordering import join
-from ..frameworks.base import Framework
-from ..results import is_unfinished
-from ..sequence import CUDAGraphSequence
-from ..streams import as_handle
+from .._driver import bindings, stream_capture
+from .._driver.completion import join
+from ..capture import open_blocks
+from ..errors import not_callable
+from ..frameworks.protocols import Framework
+from ..frameworks.streams import as_handle
+from ..replay.sequence import CUDAGraphSequence
+from ..sequence import pytree
+from ..sequence.static_results import is_unfinished
+from . import errors
 from .calls import Calls
 from .proposing import Proposal, propose
-from .report import Check, Report
+from .report import Check, Explanation
 from .streams import Streams
 from .trial import Failure, Trial
 from .watching import Watch
 
 _lock = threading.Lock()
 
+
 #: A trial capture says one thing at a time: so many are made at most, without torch.
 _TRIALS = 20
+
 
 _COMPILED = (
     "inside functions of torch.compile operators were not watched, for that would compile them anew: "
     "there only compilation, and on a device waits inside of torch, are seen"
 )
+
 _BARE = (
     "without torch only calls of the driver, CuPy and Numba are seen, and what trial captures refuse; "
     "what a capture bakes in without a word (host values, replaced memory) is not"
 )
 
 
-def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: Any) -> Report:
+def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: Any) -> Explanation:
     """Run a function once eagerly and list what in it would break a capture.
 
         report = explain(model, x)
@@ -74,7 +80,7 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
     it knows what the driver's, CuPy's and Numba's calls and trial captures show, and compares nothing.
     """
     if not callable(fn):
-        raise errors.not_callable("fn", fn)
+        raise not_callable("fn", fn)
     if not _lock.acquire(blocking=False):
         raise errors.explain_is_running()
     try:
@@ -86,7 +92,7 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The user's function is called from this very frame: stacks are looked at up to here."""
     result = fn(*args, **kwargs)
-    for _, leaf in structures.leaves(result):
+    for _, leaf in pytree.leaves(result):
         if is_unfinished(leaf):
             raise errors.explain_unfinished(type(leaf).__name__)
     return result
@@ -115,18 +121,18 @@ class _Run:
 
     def _refuse_capture(self) -> None:
         current = bindings.types.CUstream(self._framework.current_stream())
-        is_captured = capturing.status(self._driver, current) is not capturing.Status.NONE
-        if is_captured or blocks.find() is not None:
+        is_captured = stream_capture.status(self._driver, current) is not stream_capture.Status.NONE
+        if is_captured or open_blocks.find() is not None:
             raise errors.explain_in_capture()
 
-    def report(self, check: bool) -> Report:
+    def report(self, check: bool) -> Explanation:
         """Run, propose, and capture if that is asked for or the only way to know."""
         with self._on_a_stream():
             if self._has_torch:
                 proposal, checked = self._with_torch(check)
             else:
                 proposal, checked = self._without_torch(check)
-        return Report(
+        return Explanation(
             self._name, tuple(self._watch.findings), *proposal, checked, tuple(self._notes)
         )
 
@@ -148,8 +154,8 @@ class _Run:
     def _with_torch(self, check: bool) -> tuple[Proposal, Check | None]:
         from .compiling import CompiledCode, compilations_noted
         from .growing import Growth
+        from .memory import State, storages_of
         from .operators import Operators
-        from .states import State, storages_of
 
         state = State(self._args, self._kwargs, self._device) if check else None
         watch, streams = self._watch, self._streams()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from ..streams import DEFAULT_STREAMS
+from ..frameworks.streams import DEFAULT_STREAMS
 from .frames import Stack
 from .watching import Watch
 

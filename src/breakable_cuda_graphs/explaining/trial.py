@@ -13,15 +13,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..breaks import no_graph
-from ..capture import breakable_graph
-from ..sequence import CUDAGraphSequence
+from ..capture.breakable_graph import breakable_graph
+from ..capture.breaks import no_graph
+from ..replay.sequence import CUDAGraphSequence
 from .frames import Stack, stack_of
 from .marking import marked
 from .report import Check, Mark
 from .watching import Watch
 
 _ROOM = 4.0
+
 
 #: What eager runs may differ by, in parts of the largest number: rounding of atomics, not more.
 _NOISE = 0.01
@@ -65,7 +66,7 @@ class Trial:
 
         `state` is a `states.State`; the watched run began from it.
         """
-        from .states import difference, size
+        from .memory import difference, size
 
         eager = [first]
         for _ in range(2):
@@ -85,7 +86,7 @@ class Trial:
 
     def _compared(self, state: Any, result: Any, expected: list[Any], tolerance: float) -> Check:
         """Replays against eager runs, on the given inputs and then on changed ones."""
-        from .states import difference
+        from .memory import difference
 
         told = "on the given inputs"
         try:

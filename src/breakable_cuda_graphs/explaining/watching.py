@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from .. import errors, structures
-from . import frames
+from ..sequence import pytree
+from . import errors, frames
 from .report import KINDS, Finding
 
 
@@ -122,7 +122,7 @@ class Watch:
 
     def _note_return(self, code: CodeType, value: Any) -> None:
         returns = self.returns.setdefault(code, Returns())
-        for _, leaf in structures.leaves(value):
+        for _, leaf in pytree.leaves(value):
             if self.owns(leaf):
                 returns.tensors = True
                 returns.requires_grad |= bool(getattr(leaf, "requires_grad", False))

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from .. import errors
-from .._driver.reading import Survey
-from ..streams import as_handle
-from . import libraries, owners
-from .base import Birth, Captured, Companion, Follower, Found, Framework, Pool, Session
+from .._driver.survey import Survey
+from . import errors, loaded, owners
+from .protocols import Birth, Captured, Companion, Follower, Found, Framework, Pool, Session
+from .streams import as_handle
 
 
 def session(
@@ -27,7 +26,7 @@ def session(
 
 def follower(framework: Framework) -> Follower | None:
     """The library whose current stream has to follow the framework's: CuPy, beside torch."""
-    module = libraries.loaded(framework.driver, "cupy")
+    module = loaded.loaded(framework.driver, "cupy")
     if module is None or framework.name == "raw":  # that one's current stream is CuPy's
         return None
     key = (follower, module)
@@ -65,8 +64,8 @@ class Accompanied:
 
     def _admit(self) -> None:
         """Take in what has been loaded since."""
-        for name in libraries.newly_loaded(self._driver, self._companions):
-            companion = self._companion(name, libraries.loaded(self._driver, name))
+        for name in loaded.newly_loaded(self._driver, self._companions):
+            companion = self._companion(name, loaded.loaded(self._driver, name))
             self._companions[name] = companion  # first: what fails halfway has to be left too
             companion.enter()
 
@@ -88,7 +87,7 @@ class Accompanied:
     def end(self, survey: Survey | None) -> Captured:
         kept = [companion.end() for companion in self._companions.values()]
         captured = self.inner.end(survey)
-        late = libraries.newly_loaded(self._driver, self._companions)
+        late = loaded.newly_loaded(self._driver, self._companions)
         if late and captured.problem is None:
             captured.problem = errors.library_came_late(late[0])
         if any(kept):
@@ -97,7 +96,7 @@ class Accompanied:
 
     def has_new_company(self) -> bool:
         """Whether a library was loaded that takes part from the next segment on."""
-        return bool(libraries.newly_loaded(self._driver, self._companions))
+        return bool(loaded.newly_loaded(self._driver, self._companions))
 
     def abandon(self) -> None:
         try:

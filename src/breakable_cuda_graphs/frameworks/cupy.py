@@ -16,14 +16,14 @@ import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .. import errors
-from .._driver import capturing, contexts, process, release
+from .._driver import contexts, process, release, stream_capture
 from .._driver.bindings import Driver, types
-from .._driver.capturing import Status
-from .._driver.ordering import CompletionMark
+from .._driver.completion import CompletionMark
+from .._driver.stream_capture import Status
 from .._driver.threads import Changes
-from . import base
-from .interfaces import ArraysAtHome
+from ..errors import EscapedWorkWarning
+from . import errors, protocols
+from .arrays import ArraysAtHome
 
 
 class CupyArrays(ArraysAtHome):
@@ -154,17 +154,18 @@ def _sweep() -> None:
                 _lingering.remove(remains)
 
 
-def nbytes_of(pool: base.Pool) -> int | None:
+def nbytes_of(pool: protocols.Pool) -> int | None:
     """The private memory that goes with a pool, in bytes; None if there is none."""
     memory = _memories.get(pool)
     return None if memory is None else memory.nbytes()
 
 
 _memories: weakref.WeakKeyDictionary[Any, CupyMemory] = weakref.WeakKeyDictionary()
+
 _lock = threading.Lock()
 
 
-def memory_of(cupy: Any, driver: Driver, context: int, pool: base.Pool) -> CupyMemory:
+def memory_of(cupy: Any, driver: Driver, context: int, pool: protocols.Pool) -> CupyMemory:
     """The private memory that goes with a pool; made at first use, and kept as long as the pool."""
     with _lock:
         memory = _memories.get(pool)
@@ -180,7 +181,12 @@ class CupyCompanion:
     """CuPy's part in one block."""
 
     def __init__(
-        self, cupy: Any, framework: base.Framework, pool: base.Pool, stream: Any, handle: int
+        self,
+        cupy: Any,
+        framework: protocols.Framework,
+        pool: protocols.Pool,
+        stream: Any,
+        handle: int,
     ) -> None:
         self._cupy = cupy
         self._memory: Any = memory_of(cupy, framework.driver, framework.context, pool)
@@ -213,10 +219,10 @@ class CupyCompanion:
         handle = int(self._cupy.cuda.get_current_stream().ptr)
         if handle == self._handle or self._has_warned:
             return
-        if capturing.status(self._driver, types.CUstream(handle)) is Status.NONE:
+        if stream_capture.status(self._driver, types.CUstream(handle)) is Status.NONE:
             self._has_warned = True
             text = errors.escaped_launch("work of CuPy")
-            warnings.warn(text, errors.EscapedWorkWarning, stacklevel=3)
+            warnings.warn(text, EscapedWorkWarning, stacklevel=3)
 
     def begin(self) -> None:
         self._is_open = True
@@ -235,11 +241,11 @@ class CupyCompanion:
             stream._graph_host_funcargs = None
         return kept or None
 
-    def birth(self, address: int) -> base.Birth | None:
+    def birth(self, address: int) -> protocols.Birth | None:
         if self._memory.contains(address):
-            return base.Birth.POOL
+            return protocols.Birth.POOL
         if any(start <= address < end for start, end in self._made_in_breaks.items()):
-            return base.Birth.BREAK
+            return protocols.Birth.BREAK
         return None
 
     def leave(self, failed: bool) -> None:

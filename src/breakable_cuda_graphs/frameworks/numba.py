@@ -15,20 +15,20 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .. import errors
-from .._driver import capturing
+from .._driver import stream_capture
 from .._driver.bindings import Driver, types
-from .._driver.capturing import Status
+from .._driver.stream_capture import Status
 from .._driver.threads import Home
-from ..streams import as_handle
-from . import base
-from .interfaces import ArraysAtHome
+from ..errors import EscapedWorkWarning
+from . import errors, protocols
+from .arrays import ArraysAtHome
+from .streams import as_handle
 
 
 class NumbaArrays(ArraysAtHome):
     """`numba.cuda`'s device arrays as arguments and results of breaks."""
 
-    def __init__(self, cuda: Any, framework: base.Framework) -> None:
+    def __init__(self, cuda: Any, framework: protocols.Framework) -> None:
         self._cuda, self._framework = cuda, framework
         self._type = cuda.cudadrv.devicearray.DeviceNDArray
 
@@ -81,7 +81,7 @@ def _require_dense(value: Any) -> None:
 class NumbaCompanion:
     """Numba's part in one block."""
 
-    def __init__(self, cuda: Any, framework: base.Framework, handle: int) -> None:
+    def __init__(self, cuda: Any, framework: protocols.Framework, handle: int) -> None:
         self._watch = _watch_of(cuda)
         self._driver, self._handle = framework.driver, handle
         self._segment: _Segment | None = None
@@ -108,9 +108,9 @@ class NumbaCompanion:
             self._segment = None
         return None
 
-    def birth(self, address: int) -> base.Birth | None:
+    def birth(self, address: int) -> protocols.Birth | None:
         if any(start <= address < end for start, end in self._made_in_breaks.items()):
-            return base.Birth.BREAK
+            return protocols.Birth.BREAK
         return None
 
     def leave(self, failed: bool) -> None:
@@ -133,11 +133,11 @@ class _Segment:
         handle = as_handle(stream)
         if self._has_warned or handle == self._handle:
             return
-        status = capturing.status(self._driver, types.CUstream(handle))
+        status = stream_capture.status(self._driver, types.CUstream(handle))
         if status is Status.NONE:
             self._has_warned = True
             text = errors.escaped_launch(f"Numba's kernel {kernel}")
-            warnings.warn(text, errors.EscapedWorkWarning, stacklevel=4)
+            warnings.warn(text, EscapedWorkWarning, stacklevel=4)
 
 
 class _Watch:

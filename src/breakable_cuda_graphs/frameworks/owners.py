@@ -8,17 +8,18 @@ An address that no array owns is reported as it is.
 from __future__ import annotations
 
 import bisect
+import gc
+import itertools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._driver.bindings import Driver
-from .._driver.reading import is_memory
-from . import libraries
-from .base import Found
-from .collector import collections, instances
-from .interfaces import home
+from .._driver.kernel_params import is_memory
+from . import loaded
+from .arrays import home
+from .protocols import Found
 
 
 class _Known:
@@ -53,7 +54,9 @@ class _Known:
 
 
 _known = _Known()
+
 _lock = threading.Lock()
+
 # Addresses that all objects were searched for in vain -> how often the collector had run by then.
 _nobodys: dict[int, int] = {}
 
@@ -89,13 +92,38 @@ def _look_up(addresses: Iterable[int], found: dict[int, Found]) -> list[int]:
 def _arrays(driver: Driver, generation: int) -> list[tuple[Any, tuple[str, tuple[int, ...], str]]]:
     """The arrays in one generation of the collector. Only types are looked at, no object is asked."""
     kinds = set()
-    cupy = libraries.loaded(driver, "cupy")
+    cupy = loaded.loaded(driver, "cupy")
     if cupy is not None:
         kinds.add(cupy.ndarray)
-    numba = libraries.loaded(driver, "numba.cuda")
+    numba = loaded.loaded(driver, "numba.cuda")
     if numba is not None:
         kinds.add(numba.cudadrv.devicearray.DeviceNDArray)
     return [
         (value, (str(value.dtype), tuple(value.shape), "cuda"))
         for value in instances(kinds, generation)
     ]
+
+
+def instances(kinds: set[type], generation: int) -> list[Any]:
+    """The objects of exactly these types in one generation of the collector."""
+    is_wanted = kinds.__contains__
+    collects = gc.isenabled()
+    gc.disable()  # a collection between the two lists would move objects
+    try:
+        wanted = map(is_wanted, map(type, _objects(generation)))
+        found = itertools.compress(_objects(generation), wanted)
+        # The second list ends with the first; unless it is read to its end it holds itself.
+        return list(itertools.chain(found, itertools.filterfalse(type, wanted)))
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _objects(generation: int) -> Iterator[Any]:
+    """The collector's objects, listed when the first is asked for."""
+    return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
+
+
+def collections() -> int:
+    """How often the collector has run in this process: only that moves objects to old generations."""
+    return sum(generation["collections"] for generation in gc.get_stats())

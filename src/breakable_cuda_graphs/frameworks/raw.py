@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .. import errors
-from .._driver import capturing, process, reading, release
+from .._driver import kernel_params, process, release, stream_capture
 from .._driver.bindings import Driver, types
+from .._driver.completion import CompletionMark
 from .._driver.handles import StreamHandle
-from .._driver.ordering import CompletionMark
-from .._driver.reading import Survey
+from .._driver.survey import Survey
 from .._driver.threads import Changes, Home
-from ..streams import as_handle
-from . import base, cupy, libraries
+from ..errors import EscapedWorkWarning
+from . import cupy, errors, loaded, protocols
+from .streams import as_handle
 
 
 class RawStream:
@@ -110,7 +110,7 @@ class RawFramework:
     def current_stream(self) -> int:
         current = self._cupys_current
         if current is None:
-            module = libraries.loaded(self.driver, "cupy")
+            module = loaded.loaded(self.driver, "cupy")
             if module is None:
                 return _here.stream
             current = self._cupys_current = module.cuda.get_current_stream
@@ -125,7 +125,7 @@ class RawFramework:
     @contextlib.contextmanager
     def _made_current(self, stream: Any) -> Iterator[None]:
         handle, before = as_handle(stream), _here.stream
-        module = libraries.loaded(self.driver, "cupy")
+        module = loaded.loaded(self.driver, "cupy")
         home = Home()
         with contextlib.ExitStack() as stack:
             if module is not None:
@@ -153,7 +153,7 @@ class RawFramework:
         return given
 
     def session(
-        self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+        self, pool: protocols.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
     ) -> RawSession:
         if generators:
             raise errors.generators_of_no_use(generators[0])
@@ -188,17 +188,17 @@ class RawSession:
         self._is_open = True  # before the call: an interrupt may come when it has begun
         release.capture_opened(self)
         try:
-            capturing.begin(self.driver, self.stream, self.mode)
+            stream_capture.begin(self.driver, self.stream, self.mode)
         except Exception:
             self._closed()
             raise
 
-    def end(self, survey: Survey | None) -> base.Captured:
-        ended = capturing.end(self.driver, self.stream)
+    def end(self, survey: Survey | None) -> protocols.Captured:
+        ended = stream_capture.end(self.driver, self.stream)
         if ended.is_over:
             self._closed()
         self._has_work = self._has_work or (survey is not None and bool(survey.kinds))
-        return base.Captured(ended.code, ended.graph)
+        return protocols.Captured(ended.code, ended.graph)
 
     def _closed(self) -> None:
         release.capture_closed(self)
@@ -206,19 +206,19 @@ class RawSession:
 
     def abandon(self) -> None:
         if self._is_open:
-            capturing.discard(self.driver, self.stream)
+            stream_capture.discard(self.driver, self.stream)
             self._closed()
 
     def before_break(self) -> None:
         self._has_breaks = True
 
-    def birth(self, address: int, storage: Any = None) -> base.Birth:
-        return base.Birth.OLDER
+    def birth(self, address: int, storage: Any = None) -> protocols.Birth:
+        return protocols.Birth.OLDER
 
-    def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
-        return [], sorted(a for a in survey.addresses() if reading.is_memory(self.driver, a))
+    def inputs(self, survey: Survey) -> tuple[list[protocols.Found], list[int]]:
+        return [], sorted(a for a in survey.addresses() if kernel_params.is_memory(self.driver, a))
 
     def leave(self, failed: bool) -> None:
         self._changes.undo()
         if self.names_streams and not (failed or self._has_work or self._has_breaks):
-            warnings.warn(errors.NOTHING_CAPTURED, errors.EscapedWorkWarning, stacklevel=5)
+            warnings.warn(errors.NOTHING_CAPTURED, EscapedWorkWarning, stacklevel=5)

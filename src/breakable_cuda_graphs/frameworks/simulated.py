@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from .. import errors
 from .._driver.bindings import Driver
-from .._driver.reading import Survey
+from .._driver.survey import Survey
+from ..errors import bad_type
 from ..simulator import tensors
-from ..streams import as_handle
-from . import base
-from .gone import Gone
+from . import protocols
+from .protocols import Gone
 from .pytorch import modes
 from .pytorch.tensors import Tensors, is_alias_storage, tensors_in
 from .raw import RawFramework, RawPool, RawSession
+from .streams import as_handle
 
 
 class SimulatedTorch(RawFramework):
@@ -53,11 +53,11 @@ class SimulatedTorch(RawFramework):
         return pool
 
     def session(
-        self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+        self, pool: protocols.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
     ) -> SimulatedSession:
         for generator in generators:
             if not isinstance(generator, torch.Generator):
-                raise errors.bad_type("generators", generator, "torch.Generator objects")
+                raise bad_type("generators", generator, "torch.Generator objects")
         return SimulatedSession(self, stream, mode)
 
     def modes(self) -> Any:
@@ -81,7 +81,7 @@ class SimulatedSession(RawSession):
         super().begin()
         self._recorder.begin(int(self.stream))
 
-    def end(self, survey: Survey | None) -> base.Captured:
+    def end(self, survey: Survey | None) -> protocols.Captured:
         self._recorder.end()
         return super().end(survey)
 
@@ -93,22 +93,22 @@ class SimulatedSession(RawSession):
         if self._older is None:
             self._older = _storage_addresses()
 
-    def birth(self, address: int, storage: Any = None) -> base.Birth:
+    def birth(self, address: int, storage: Any = None) -> protocols.Birth:
         if tensors.was_made_in_a_capture(address):
-            return base.Birth.POOL
+            return protocols.Birth.POOL
         if self._older is None or address in self._older:
-            return base.Birth.OLDER
-        return base.Birth.BREAK
+            return protocols.Birth.OLDER
+        return protocols.Birth.BREAK
 
-    def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
+    def inputs(self, survey: Survey) -> tuple[list[protocols.Found], list[int]]:
         found, arrays = [], Tensors("cpu")
         for start, end, tensor in _storages():
             if any(start <= address < end for address in survey.addresses()):
-                found.append(base.Found(start, tensor.untyped_storage(), arrays.kind(tensor)))
+                found.append(protocols.Found(start, tensor.untyped_storage(), arrays.kind(tensor)))
         for given in self._recorder.inputs:
             if given.is_dead:
                 words = f"{list(given.shape)} on cpu, given back before the segment had ended"
-                found.append(base.Found(given.start, Gone(words), ("", (), "")))
+                found.append(protocols.Found(given.start, Gone(words), ("", (), "")))
         return found, []
 
     def enter(self) -> None:

@@ -33,9 +33,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .. import errors
 from .._driver import bindings, release
 from .driver import SimulatedDriver
+from .errors import misused
 from .kernels import SimulatedKernel, conditional_setter, current_launch, set_conditional
 
 __all__ = [
@@ -119,10 +119,10 @@ def simulated_device(
         yield device
     except BaseException as error:
         if check and device.findings:
-            error.add_note(str(errors.misused(device.findings, device.seed)))
+            error.add_note(str(misused(device.findings, device.seed)))
         raise
     else:
         if check and (sentences := device.misuse()):
-            raise errors.misused(sentences, device.seed)
+            raise misused(sentences, device.seed)
     finally:
         bindings.use(previous)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .captures import CaptureCalls
-from .contexts import ContextCalls
-from .templates import TemplateCalls
+from .calls.capture_calls import CaptureCalls
+from .calls.context_calls import ContextCalls
+from .calls.graph_calls import TemplateCalls
 from .world import LOSSY_QUERY, result
 
 _NOT_IN_129 = {
@@ -26,6 +26,7 @@ _NOT_IN_129 = {
     "cuFuncGetParamCount",
     "cuKernelGetParamCount",
 }
+
 
 Answer = tuple[Any, ...]
 

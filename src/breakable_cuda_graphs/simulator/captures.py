@@ -12,56 +12,38 @@ was seen on a device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from .contexts import Context
 from .graphs import Edge, Graph, Graphs, Node, ancestors
 from .nodes import Work
-from .streams import Event, Stream, Streams
-from .world import (
-    ILLEGAL_STATE,
-    INVALID_VALUE,
-    Calls,
-    Handle,
-    Refusal,
-    World,
-    call,
-    new_identity,
-    types,
-)
+from .stream_state import ACTIVE, ENDED, INVALIDATED, Capture, Event, Stream
+from .streams import Streams
+from .world import ILLEGAL_STATE, INVALID_VALUE, Refusal, World
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
-NONE, ACTIVE, INVALIDATED, ENDED = range(4)
+
 
 UNSUPPORTED = 900
+
 INVALID = 901
+
 MERGE = 902
+
 UNMATCHED = 903
+
 UNJOINED = 904
+
 ISOLATION = 905
+
 IMPLICIT = 906
+
 CAPTURED_EVENT = 907
+
 WRONG_THREAD = 908
 
+
 ADD, SET = 0, 1
-
-
-@dataclass(eq=False)
-class Capture:
-    """One capture sequence, from begin to end."""
-
-    mode: int
-    thread: object
-    origin: Stream
-    graph: Graph
-    identity: int = field(default_factory=new_identity)
-    status: int = ACTIVE
-    streams: list[Stream] = field(default_factory=list)
-    #: nodes that may stay unjoined: taken out of a dependency set by the user
-    let_go: set[Node] = field(default_factory=set)
-    #: nodes that streams made; those that were added to the graph by hand need no join
-    captured: set[Node] = field(default_factory=set)
 
 
 class Captures:
@@ -303,90 +285,3 @@ class Captures:
             stream.dependencies = found
         else:
             stream.dependencies |= found
-
-
-class CaptureCalls(Calls):
-    """The calls that begin, end and look at captures."""
-
-    captures: Captures
-    graphs: Graphs
-    streams: Streams
-
-    @call()
-    def cuStreamBeginCapture(self, hStream: Handle, mode: int) -> None:
-        self.captures.begin(self.streams.get(hStream), _mode(mode), None, {})
-
-    @call()
-    def cuStreamBeginCaptureToGraph(
-        self,
-        hStream: Handle,
-        hGraph: Handle,
-        dependencies: Any,
-        dependencyData: Any,
-        numDependencies: int,
-        mode: int,
-    ) -> None:
-        graph = self.graphs.live.get(hGraph)
-        found = self.graphs.dependencies(
-            graph, dependencies, dependencyData, numDependencies, once=False
-        )
-        self.captures.begin(self.streams.get(hStream), _mode(mode), graph, found)
-
-    @call(1)
-    def cuStreamEndCapture(self, hStream: Handle) -> Any:
-        return self.captures.end(self.streams.get(hStream)).handle
-
-    @call(1)
-    def cuStreamIsCapturing(self, hStream: Handle) -> Any:
-        return types.CUstreamCaptureStatus(self._status(self.streams.get(hStream)))
-
-    def _status(self, stream: Stream) -> int:
-        if stream.legacy and self.captures.blocking_in(stream.context):
-            raise Refusal(IMPLICIT)
-        return stream.capture.status if stream.capture is not None else NONE
-
-    @call(6)
-    def cuStreamGetCaptureInfo(self, hStream: Handle) -> tuple[Any, ...]:
-        stream = self.streams.get(hStream)
-        status = self._status(stream)
-        capture = stream.capture
-        if status != ACTIVE or capture is None:
-            return _info(status, 0, types.CUgraph(0), {})
-        return _info(status, capture.identity, capture.graph.handle, stream.dependencies)
-
-    @call()
-    def cuStreamUpdateCaptureDependencies(
-        self,
-        hStream: Handle,
-        dependencies: Any,
-        dependencyData: Any,
-        numDependencies: int,
-        flags: int,
-    ) -> None:
-        self.captures.set_dependencies(
-            self.streams.get(hStream), dependencies, dependencyData, numDependencies, int(flags)
-        )
-
-    @call(1)
-    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> Any:
-        previous, self.world.thread.capture_mode = self.world.thread.capture_mode, _mode(mode)
-        return types.CUstreamCaptureMode(previous)
-
-
-def _mode(mode: int) -> int:
-    if int(mode) not in (GLOBAL, THREAD_LOCAL, RELAXED):
-        raise Refusal(INVALID_VALUE)
-    return int(mode)
-
-
-def _info(
-    status: int, identity: int, graph: Any, dependencies: dict[Node, Edge]
-) -> tuple[Any, ...]:
-    return (
-        types.CUstreamCaptureStatus(status),
-        types.cuuint64_t(identity),
-        graph,
-        [node.handle for node in dependencies],
-        [edge.struct() for edge in dependencies.values()],
-        len(dependencies),
-    )

@@ -16,21 +16,26 @@ import random
 from collections.abc import Container
 from typing import Any
 
-from .. import errors
+from ..errors import too_few
 from .bindings129 import Shape129
-from .captures import CaptureCalls, Captures
-from .contexts import ContextCalls, Contexts
-from .exec_calls import ExecCalls
+from .calls.capture_calls import CaptureCalls
+from .calls.context_calls import ContextCalls
+from .calls.exec_calls import ExecCalls
+from .calls.function_calls import FunctionCalls
+from .calls.graph_calls import TemplateCalls
+from .calls.launch_calls import LaunchCalls
+from .calls.memory_calls import MemoryCalls
+from .calls.param_calls import ParameterCalls
+from .calls.stream_calls import StreamCalls
+from .calls.user_calls import UserObjectCalls
+from .captures import Captures
+from .contexts import Contexts
 from .execs import Execs
 from .graphs import Graphs
-from .kernels import FunctionCalls
-from .launching import LaunchCalls
-from .memory import Memory, MemoryCalls
-from .parameters import ParameterCalls
-from .streams import StreamCalls, Streams
+from .memory import Memory
+from .streams import Streams
 from .structs import Structs
-from .templates import TemplateCalls
-from .users import UserObjectCalls, UserObjects
+from .users import UserObjects
 from .world import World, types
 
 VERSIONS = {"13": 13000, "12.9": 12090}
@@ -74,7 +79,7 @@ class SimulatedDriver(
     ) -> None:
         self.seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
         if devices < 1:
-            raise errors.too_few("devices", devices, 1)
+            raise too_few("devices", devices, 1)
         self.shape = shape
         self.world = World(driver_version or VERSIONS[shape])
         self.contexts = Contexts(self.world, devices, runtime)

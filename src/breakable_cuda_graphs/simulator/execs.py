@@ -14,23 +14,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._driver.enums import CHILD, KERNEL, MEM_ALLOC, MEM_FREE, MEMCPY, MEMSET, WHILE
 from .contexts import Contexts
-from .graphs import BODY_KINDS, Graph, Graphs, Node
+from .graphs import BODY_KINDS, Child, Conditional, Graph, Graphs, Node
 from .memory import Memory
-from .nodes import (
-    CHILD,
-    KERNEL,
-    MEM_ALLOC,
-    MEM_FREE,
-    MEMCPY,
-    MEMSET,
-    WHILE,
-    Child,
-    Conditional,
-    MemAlloc,
-    Run,
-    Work,
-)
+from .nodes import MemAlloc, Run, Work
 from .updates import DONE, Rules, UpdateRefused, keep_attributes
 from .world import (
     INVALID_VALUE,
@@ -49,8 +37,10 @@ from .world import (
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8
 
+
 # CUgraphInstantiateResult
 _FINE, _ERROR, _INVALID_STRUCTURE, _UNSUPPORTED_NODE, _, _HANDLE_UNUSED = range(6)
+
 
 _MOST_ROUNDS = 1_000_000
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 
 _ROOM = 64 * 1024
+
 _LENGTH = 4
 
 

@@ -7,11 +7,12 @@ every handle below it invalid, and a copy must know which node came from which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .nodes import CONDITIONAL, MEM_ALLOC, MEM_FREE, Conditional, Work
+from .._driver.enums import CHILD, CONDITIONAL, IF, MEM_ALLOC, MEM_FREE, SWITCH
+from .nodes import Work
 from .users import UserObjects
 from .world import (
     INVALID_VALUE,
@@ -310,3 +311,39 @@ def unlink(source: Node, target: Node) -> None:
     del target.dependencies[source]
     if not source.dependents:
         source.graph.exits[source] = None
+
+
+@dataclass(frozen=True)
+class Child(Work):
+    kind = CHILD
+    graph: Graph
+
+    def child_graphs(self) -> tuple[Graph, ...]:
+        return (self.graph,)
+
+    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Child:
+        return Child(copy_graph(self.graph))
+
+
+@dataclass(frozen=True)
+class Conditional(Work):
+    kind = CONDITIONAL
+    handle: int
+    choice: int
+    bodies: tuple[Graph, ...]
+    context: int = 0
+
+    def child_graphs(self) -> tuple[Graph, ...]:
+        return self.bodies
+
+    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Conditional:
+        bodies = tuple(copy_graph(body) for body in self.bodies)
+        return Conditional(self.handle, self.choice, bodies, self.context)
+
+    def chosen(self, value: int) -> int | None:
+        """Index of the body to run for a value of the handle, or none."""
+        if self.choice == SWITCH:
+            return value if value < len(self.bodies) else None
+        if value:
+            return 0
+        return 1 if self.choice == IF and len(self.bodies) > 1 else None

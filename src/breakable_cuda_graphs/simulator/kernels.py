@@ -21,20 +21,21 @@ from typing import Any
 from .world import (
     INVALID_HANDLE,
     INVALID_VALUE,
-    Calls,
     Handle,
     Refusal,
     address_of,
     as_int,
-    call,
     new_address,
     types,
 )
 
 Dim = tuple[int, int, int]
 
+
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
+
 _END, _BUFFER, _SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_*
+
 
 #: Weak: a kernel lives as long as its maker or a node that launches it.
 _kernels: weakref.WeakValueDictionary[int, SimulatedKernel] = weakref.WeakValueDictionary()
@@ -285,61 +286,3 @@ def conditional_setter(flag: Any = ctypes.c_uint32) -> SimulatedKernel:
     return SimulatedKernel(
         set_from_flag, (ctypes.c_uint64, ctypes.c_void_p), name="set_conditional"
     )
-
-
-# ---------------------------------------------------------------- driver calls
-
-
-class FunctionCalls(Calls):
-    """cuFunc*, cuKernel*: what can be asked of a kernel."""
-
-    @call(1)
-    def cuFuncGetName(self, hfunc: Handle) -> bytes:
-        return _asked(hfunc).name.encode()
-
-    @call(1)
-    def cuKernelGetName(self, hfunc: Handle) -> bytes:
-        return _asked(hfunc).name.encode()
-
-    @call(2)
-    def cuFuncGetParamInfo(self, func: Handle, paramIndex: int) -> tuple[int, int]:
-        return _parameter(_asked(func), paramIndex)
-
-    @call(2)
-    def cuKernelGetParamInfo(self, kernel: Handle, paramIndex: int) -> tuple[int, int]:
-        return _parameter(_asked(kernel), paramIndex)
-
-    @call(1, since=13020)
-    def cuFuncGetParamCount(self, func: Handle) -> int:
-        return len(kernel_of(func).layout)
-
-    @call(1, since=13020)
-    def cuKernelGetParamCount(self, kernel: Handle) -> int:
-        return len(kernel_of(kernel).layout)
-
-    @call(1)
-    def cuKernelGetFunction(self, kernel: Handle) -> Any:
-        return kernel_of(kernel).handle
-
-    @call(1)
-    def cuFuncGetAttribute(self, attrib: int, hfunc: Handle) -> int:
-        kernel_of(hfunc)
-        return 1024 if int(attrib) == 0 else 0  # threads a block
-
-    @call(1)
-    def cuFuncIsLoaded(self, function: Handle) -> Any:
-        kernel_of(function)
-        return types.CUfunctionLoadingState(1)
-
-
-def _asked(handle: Handle) -> SimulatedKernel:
-    """The kernel that a question is about: here a null handle is another error than in a launch."""
-    if not as_int(handle):
-        raise Refusal(INVALID_VALUE)
-    return kernel_of(handle)
-
-
-def _parameter(kernel: SimulatedKernel, index: int) -> tuple[int, int]:
-    if not 0 <= index < len(kernel.layout):
-        raise Refusal(INVALID_VALUE)
-    return kernel.layout[index]

@@ -10,30 +10,29 @@ description is immutable: setting parameters swaps it for another one.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from .._driver.enums import (
+    BATCH_MEM_OP,
+    EMPTY,
+    HOST,
+    KERNEL,
+    MEM_ALLOC,
+    MEM_FREE,
+    MEMCPY,
+    MEMSET,
+    WAIT_32,
+    WAIT_64,
+    WRITE_32,
+)
 from .kernels import Dim, Launch, SimulatedKernel, run_kernel
 from .world import ILLEGAL_ADDRESS, LAUNCH_FAILED, SUCCESS, Code, World
 
 if TYPE_CHECKING:
     from .graphs import Graph
     from .memory import Memory
-    from .streams import Event
-
-KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT_EVENT, EVENT_RECORD = range(8)
-MEM_ALLOC, MEM_FREE, BATCH_MEM_OP, CONDITIONAL = 10, 11, 12, 13
-
-WAIT_32, WRITE_32, WAIT_64, WRITE_64 = 1, 2, 4, 5  # CUstreamBatchMemOpType
-
-IF, WHILE, SWITCH = 0, 1, 2
-
-HOST_MEMORY, DEVICE_MEMORY, ARRAY_MEMORY, UNIFIED_MEMORY = 1, 2, 3, 4
-
-# CUlaunchAttributeID
-COOPERATIVE, CLUSTER, PROGRAMMATIC, PRIORITY, DEVICE_UPDATABLE = 2, 4, 6, 8, 13
 
 
 @dataclass
@@ -215,58 +214,6 @@ class Host(Work):
                 return
         callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.function)
         run.fail(run.world.run_foreign("a host callback", lambda: callback(self.user_data)))
-
-
-@dataclass(frozen=True)
-class Child(Work):
-    kind = CHILD
-    graph: Graph
-
-    def child_graphs(self) -> tuple[Graph, ...]:
-        return (self.graph,)
-
-    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Child:
-        return Child(copy_graph(self.graph))
-
-
-@dataclass(frozen=True)
-class RecordEvent(Work):
-    kind = EVENT_RECORD
-    event: Event
-
-    def run(self, run: Run) -> None:
-        self.event.recorded = time.perf_counter()
-        self.event.captured = None
-
-
-@dataclass(frozen=True)
-class WaitEvent(Work):
-    kind = WAIT_EVENT
-    event: Event
-
-
-@dataclass(frozen=True)
-class Conditional(Work):
-    kind = CONDITIONAL
-    handle: int
-    choice: int
-    bodies: tuple[Graph, ...]
-    context: int = 0
-
-    def child_graphs(self) -> tuple[Graph, ...]:
-        return self.bodies
-
-    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Conditional:
-        bodies = tuple(copy_graph(body) for body in self.bodies)
-        return Conditional(self.handle, self.choice, bodies, self.context)
-
-    def chosen(self, value: int) -> int | None:
-        """Index of the body to run for a value of the handle, or none."""
-        if self.choice == SWITCH:
-            return value if value < len(self.bodies) else None
-        if value:
-            return 0
-        return 1 if self.choice == IF and len(self.bodies) > 1 else None
 
 
 @dataclass(frozen=True)

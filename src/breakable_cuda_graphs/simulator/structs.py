@@ -11,6 +11,15 @@ import ctypes
 from dataclasses import replace
 from typing import Any
 
+from .._driver.enums import (
+    ARRAY_MEMORY,
+    BATCH_MEM_OP,
+    HOST_MEMORY,
+    WAIT_32,
+    WAIT_64,
+    WRITE_32,
+    WRITE_64,
+)
 from .contexts import Contexts
 from .kernels import (
     ArgumentBuffers,
@@ -21,43 +30,23 @@ from .kernels import (
     has_table,
     kernel_of,
 )
-from .nodes import (
-    ARRAY_MEMORY,
-    BATCH_MEM_OP,
-    HOST_MEMORY,
-    WAIT_32,
-    WAIT_64,
-    WRITE_32,
-    WRITE_64,
-    BatchMemOp,
-    Empty,
-    Host,
-    Kernel,
-    Memcpy,
-    MemoryOperation,
-    Memset,
-    Place,
-    RecordEvent,
-    WaitEvent,
-    Work,
-)
-from .streams import Event, Streams
-from .world import (
-    INVALID_CONTEXT,
-    INVALID_VALUE,
-    NOT_SUPPORTED,
-    Handle,
-    Refusal,
-    as_int,
-    types,
-)
+from .nodes import BatchMemOp, Empty, Host, Kernel, Memcpy, MemoryOperation, Memset, Place, Work
+from .stream_state import Event, RecordEvent, WaitEvent
+from .streams import Streams
+from .world import INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, Handle, Refusal, as_int, types
 
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+
 _MOST_THREADS = (1024, 1024, 64)
+
 _MOST_SHARED = 48 << 10  # without cuFuncSetAttribute
+
 _ATTRIBUTE_BYTES = 64  # CUlaunchAttributeValue
+
 _COUNT, _OPERATIONS = 8, 16  # offsets in CUDA_BATCH_MEM_OP_NODE_PARAMS
+
 _OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
+
 _PH_GRAPH_OUT, _CTX_OUT = 16, 24  # offsets in CUDA_CONDITIONAL_NODE_PARAMS
 
 

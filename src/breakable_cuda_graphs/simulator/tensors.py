@@ -32,16 +32,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatching
 from torch.utils import _pytree as pytree
 
 from .driver import SimulatedDriver
 from .kernels import SimulatedKernel
+from .torch_modes import _HostReads, _Operators, leave_dispatch_mode, leave_function_mode
 
 __all__ = ["TensorRecorder", "current_stream", "stream"]
 
+
 _ACTIVE, _INVALIDATED = 1, 2
+
 
 # ---------------------------------------------------------------- the current stream
 
@@ -120,6 +122,7 @@ class Place:
 
 #: Storages made by captured work: at a later capture they hold poison, or values of an old replay.
 _made_in_captures: weakref.WeakSet[Any] = weakref.WeakSet()
+
 _made = threading.Lock()  # one thread records while another looks through them
 
 
@@ -162,9 +165,13 @@ def _poison(tensor: Any) -> None:
 
 
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
+
 _ALLOCATES |= {"new_empty_strided"}
+
 _METADATA = {"resize_", "set_", "_unsafe_view", "detach_"}
+
 _ENTERS = {"lift_fresh", "lift", "lift_fresh_copy"}
+
 _READS_HOST = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "item"}
 
 
@@ -507,63 +514,3 @@ def _returned(func: Any, outcome: Any, written: dict[str, Any]) -> Any:
             (alias,) = each.alias_info.before_set
             values[place] = written[alias]
     return values[0] if len(returns) == 1 else type(outcome)(values)
-
-
-# ---------------------------------------------------------------- modes
-
-
-class _Operators(dispatching.TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Sees every operator below autograd, in backward too."""
-
-    def __init__(self, recorder: TensorRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._recorder.operator(func, args, kwargs or {})
-
-
-_HOST_READS = {
-    torch.Tensor.tolist: "tolist",
-    torch.Tensor.numpy: "numpy",
-    torch.Tensor.__array__: "__array__",
-    torch.Tensor.__repr__: "printing",
-    torch.Tensor.__format__: "printing",
-}
-
-
-class _HostReads(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Sees the ways to read a CPU tensor that are no operators."""
-
-    def __init__(self, recorder: TensorRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        what = _HOST_READS.get(func)
-        if what is not None and self._recorder.is_recording and self._recorder.is_capturing():
-            self._recorder.refuse(f"Tensor {what}")
-        return func(*args, **(kwargs or {}))
-
-
-def leave_dispatch_mode(mode: Any) -> None:
-    """Leave a mode that may lie under modes which the user has entered since."""
-    above = []
-    while (top := dispatching._get_current_dispatch_mode()) is not mode and top is not None:
-        above.append(dispatching._pop_mode())
-    mode.__exit__(None, None, None)
-    for each in reversed(above):
-        dispatching._push_mode(each)
-
-
-def leave_function_mode(mode: Any) -> None:
-    above = []
-    while (top := torch.overrides._get_current_function_mode()) is not mode and top is not None:
-        above.append(torch.overrides._pop_mode())
-    mode.__exit__(None, None, None)
-    for each in reversed(above):
-        torch.overrides._push_mode(each)

@@ -11,30 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .graphs import Graph, Node
+from .._driver.enums import COOPERATIVE, DEVICE_UPDATABLE, PRIORITY
+from .graphs import Child, Conditional, Graph, Node
 from .memory import Memory
-from .nodes import (
-    COOPERATIVE,
-    DEVICE_UPDATABLE,
-    PRIORITY,
-    BatchMemOp,
-    Child,
-    Conditional,
-    Kernel,
-    Memcpy,
-    Memset,
-    Work,
-)
+from .nodes import BatchMemOp, Kernel, Memcpy, Memset, Work
 from .world import NOT_SUPPORTED, Refusal
 
 # CUgraphExecUpdateResult
 DONE = 0
+
 TOPOLOGY_CHANGED = 2
+
 NODE_TYPE_CHANGED = 3
+
 PARAMETERS_CHANGED = 5
+
 UPDATE_NOT_SUPPORTED = 6
+
 UNSUPPORTED_FUNCTION_CHANGE = 7
+
 ATTRIBUTES_CHANGED = 8
+
 
 USE_NODE_PRIORITY = 8  # CUgraphInstantiate_flags
 

@@ -14,6 +14,8 @@ modes.py            grad, inference and autocast modes
 stray.py            torch work that goes past the capture
 """
 
+from __future__ import annotations
+
 from .framework import TorchFramework
 
 __all__ = ["TorchFramework"]

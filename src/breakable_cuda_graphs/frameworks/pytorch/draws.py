@@ -25,17 +25,25 @@ from typing import Any
 
 import torch
 
-from ... import errors
-from ..._driver import reading, wordwriting
+from ..._driver import kernel_params, write_value
 from ..._driver.bindings import Driver, types
-from ..._driver.ordering import CompletionMark
+from ..._driver.completion import CompletionMark
 from ..._driver.threads import Home
+from ...errors import CUDAError
+from ..errors import (
+    draw_during_capture,
+    generator_not_found,
+    generator_of_other_device,
+    two_captures_draw,
+)
 from .modes import unseen
 
 _WRAP = 1 << 64
 
+
 #: torch before 2.12 shares one flag and one pair of tensors between all captures of a generator.
 SHARED_TENSORS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+
 
 #: How long a replay waits for another thread's open segment, in seconds, before it is refused.
 _PATIENCE = 10.0
@@ -120,10 +128,10 @@ class Draws:
         generator.set_state(state)
         nodes = [node for number, node in self._frontier().items() if number not in before]
         self._probes += nodes
-        words = [reading.KernelReader(self._driver).words_of(node) for node in nodes]
+        words = [kernel_params.KernelReader(self._driver).words_of(node) for node in nodes]
         for seed, offset, _ in generator_states(each for each in words if each):
             return seed, offset
-        raise errors.generator_not_found(torch.__version__)
+        raise generator_not_found(torch.__version__)
 
     def _frontier(self) -> dict[int, Any]:
         """The nodes that the stream's next work waits for, by number."""
@@ -162,7 +170,7 @@ class Draws:
         if self.had_guest and states and _is_doubtful(states, tensors, used):
             self.is_spoilt = True
         if self.is_spoilt and states:
-            return False, errors.two_captures_draw()
+            return False, two_captures_draw()
         return True, None
 
     def _end_of_guest(self) -> Exception:
@@ -170,7 +178,7 @@ class Draws:
         if not self._traffic.spoil_hosts(self):
             for generator, state in self._found:
                 generator.set_state(state)
-        return errors.two_captures_draw()
+        return two_captures_draw()
 
     def closed(self, shell: Any) -> None:
         """The segment's capture is over and torch's books are closed; still under the lock.
@@ -269,10 +277,10 @@ def _offset_inside(generator: Any) -> int:
 def _refuse_other_device(generator: Any, device: int) -> None:
     """Raise `ValueError` for what is no generator of the device."""
     if not isinstance(generator, torch.Generator):
-        raise errors.generator_of_other_device(type(generator).__name__, device)
+        raise generator_of_other_device(type(generator).__name__, device)
     place = generator.device
     if place.type != "cuda" or place.index not in (None, device):
-        raise errors.generator_of_other_device(place, device)
+        raise generator_of_other_device(place, device)
 
 
 class _Draw:
@@ -302,7 +310,7 @@ class DrawingRunner:
             try:
                 self._launch(executable, stream)
             except BaseException:
-                with contextlib.suppress(errors.CUDAError):  # the first error is the one to see
+                with contextlib.suppress(CUDAError):  # the first error is the one to see
                     traffic.after_replay()
                 raise
             traffic.after_replay()
@@ -334,6 +342,7 @@ class DrawingRunner:
 
 #: Where a generator's seed and its offset lie on the device.
 Tensors = tuple[int, int]
+
 
 #: The same, and the offset inside the graph.
 State = tuple[int, int, int]
@@ -392,7 +401,7 @@ class Traffic:
 
     def __init__(self, driver: Driver, device: int) -> None:
         self._device = device
-        self.write = wordwriting.writer(driver)
+        self.write = write_value.writer(driver)
         self._mark = CompletionMark(driver)
         self._open: dict[Draws, int] = {}  # -> the thread that opened it
         self._progress_of_hosts: dict[
@@ -462,7 +471,7 @@ class Traffic:
             own = threading.get_ident() in self._open.values()
             self._is_awaited = True
             if own or not self._changed.wait_for(lambda: not self._open, _PATIENCE):
-                raise errors.draw_during_capture()
+                raise draw_during_capture()
         handle = torch._C._cuda_getCurrentRawStream(self._device)
         if handle != self._handle:
             self._handle, self._stream = handle, types.CUstream(handle)

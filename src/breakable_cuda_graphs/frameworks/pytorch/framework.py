@@ -16,18 +16,18 @@ from typing import Any
 
 import torch
 
-from ..._driver import capturing, contexts, release
+from ..._driver import contexts, release, stream_capture
 from ..._driver.bindings import Driver, types
-from ..._driver.capturing import Status
-from ..._driver.reading import Survey
+from ..._driver.stream_capture import Status
+from ..._driver.survey import Survey
 from ..._driver.threads import Changes
-from ...streams import as_handle
-from .. import base
+from .. import protocols
+from ..streams import as_handle
 from . import inputs, modes, workspaces
-from .books import Books
+from .allocator import blocks_in_use
+from .capture import Books
 from .draws import Draws, State
 from .pools import TorchPool, pool_for, release_ended
-from .snapshots import blocks_in_use
 from .stray import StrayWatch
 from .tensors import Tensors
 
@@ -44,7 +44,7 @@ class TorchFramework:
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver, self.device = driver, device
         self.context = contexts.primary(driver, device)
-        self.arrays: base.Arrays = Tensors("cuda")
+        self.arrays: protocols.Arrays = Tensors("cuda")
         self.modes = modes.current
         # `torch.cuda.current_stream().cuda_stream` is 40 times slower than the raw call.
         self.current_stream: Callable[[], int] = functools.partial(
@@ -74,7 +74,7 @@ class TorchFramework:
         return pool_for(self.driver, self.device, given)
 
     def session(
-        self, pool: base.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
+        self, pool: protocols.Pool, stream: Any, mode: str, generators: tuple[Any, ...]
     ) -> TorchSession:
         assert isinstance(pool, TorchPool)
         return TorchSession(self, pool, self.stream_object(stream), mode, generators)
@@ -113,7 +113,10 @@ class TorchSession:
         device, around = self.framework.device, types.CUstream(self.framework.current_stream())
         self._changes.enter(torch.cuda.device(device))
         # A body of `capture_if` may be part of somebody else's capture, which no sync survives.
-        if not release.open_captures() and capturing.status(self.driver, around) is Status.NONE:
+        if (
+            not release.open_captures()
+            and stream_capture.status(self.driver, around) is Status.NONE
+        ):
             release_ended()
             if _memory_is_scarce(device):
                 torch.cuda.synchronize(device)
@@ -134,7 +137,7 @@ class TorchSession:
             return True
         current = self.framework.current_stream()
         return current == self._handle or (
-            capturing.status(self.driver, types.CUstream(current)) is not Status.NONE
+            stream_capture.status(self.driver, types.CUstream(current)) is not Status.NONE
         )
 
     def begin(self) -> None:
@@ -145,14 +148,14 @@ class TorchSession:
         books = self._books = self._new_books()
         self._on_stream(draws.open, books.open)
 
-    def end(self, survey: Survey | None) -> base.Captured:
+    def end(self, survey: Survey | None) -> protocols.Captured:
         modes.clear_weight_cache()
-        captured: base.Captured = self._on_stream(self._end, survey)
+        captured: protocols.Captured = self._on_stream(self._end, survey)
         if survey is not None and not self.uses_workspace:
             self.uses_workspace = workspaces.contain(self._handle, survey.kernel_words)
         return captured
 
-    def _end(self, survey: Survey | None) -> base.Captured:
+    def _end(self, survey: Survey | None) -> protocols.Captured:
         books, draws = self._books, self._draws
         assert books is not None
         assert draws is not None
@@ -167,9 +170,9 @@ class TorchSession:
         left = None if graph is None or draws.take_probes_out() else draws.scratch
         if graph is not None and (draw or left is not None):
             give_up = functools.partial(self.pool.take_shell, books.shell)
-            return base.Captured(code, graph, draws.runner(give_up), problem, keep=left)
+            return protocols.Captured(code, graph, draws.runner(give_up), problem, keep=left)
         self.pool.take_shell(books.shell)
-        return base.Captured(code, graph, None, problem)
+        return protocols.Captured(code, graph, None, problem)
 
     def _closed(self) -> None:
         self.pool.close_capture(self)
@@ -210,19 +213,19 @@ class TorchSession:
             self._older = blocks_in_use(self.framework.device)
         self._pool_seen = False
 
-    def birth(self, address: int, storage: Any = None) -> base.Birth:
+    def birth(self, address: int, storage: Any = None) -> protocols.Birth:
         if self.pool.contains(address):
-            return base.Birth.POOL
+            return protocols.Birth.POOL
         if not self._pool_seen:
             self.pool.look()  # once a break at most: between breaks only the pool can grow
             self._pool_seen = True
             if self.pool.contains(address):
-                return base.Birth.POOL
+                return protocols.Birth.POOL
         if self._older is None or address in self._older:
-            return base.Birth.OLDER
-        return base.Birth.BREAK
+            return protocols.Birth.OLDER
+        return protocols.Birth.BREAK
 
-    def inputs(self, survey: Survey) -> tuple[list[base.Found], list[int]]:
+    def inputs(self, survey: Survey) -> tuple[list[protocols.Found], list[int]]:
         addresses = survey.addresses() - self._seen
         self._seen |= addresses
         addresses.difference_update(*(state[:2] for state in self._states))

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from ..._driver.bindings import Driver
-from ..._driver.reading import is_memory
-from ..base import Found
-from ..collector import collections
-from ..gone import Gone
-from .snapshots import given_back
+from ..._driver.kernel_params import is_memory
+from ..owners import collections
+from ..protocols import Found, Gone
+from .allocator import given_back
 from .tensors import is_alias_storage, tensors_in
 
 
@@ -66,7 +65,9 @@ class _Known:
 
 
 _known: dict[int, _Known] = {}
+
 _lock = threading.Lock()
+
 # Addresses that the old generation was searched for in vain -> how often the collector had run by
 # then: only a collection moves objects there.
 _nobodys: dict[int, int] = {}

@@ -23,15 +23,16 @@ from typing import Any
 
 import torch
 
-from ... import errors
-from ..._driver import capturing, process, release
+from ..._driver import process, release, stream_capture
 from ..._driver.bindings import Driver, types
-from ..._driver.capturing import Status
+from ..._driver.completion import CompletionMark
 from ..._driver.handles import EventHandle
-from ..._driver.ordering import CompletionMark
+from ..._driver.stream_capture import Status
+from ...errors import bad_type
+from ..errors import allocator_without_pools, pool_in_capture, pool_of_other_device
 from . import capture_streams, workspaces
+from .allocator import ranges, snapshot
 from .capture_streams import CaptureStream
-from .snapshots import ranges, snapshot
 
 
 class PoolHandle(tuple[int, int]):
@@ -110,7 +111,7 @@ class TorchPool:
         """
         with _pools_lock:
             if self._captured_by not in (None, session):
-                raise errors.pool_in_capture()
+                raise pool_in_capture()
             self._captured_by = session
 
     def close_capture(self, session: object) -> None:
@@ -187,7 +188,7 @@ class _Remains:
     def _give_back(self) -> None:
         """Give the memory back now, unless this is called inside a capture of somebody else's."""
         stream = types.CUstream(torch._C._cuda_getCurrentRawStream(self._device))
-        if _CAN_SPARE_CACHE and capturing.status(self._driver, stream) is Status.NONE:
+        if _CAN_SPARE_CACHE and stream_capture.status(self._driver, stream) is Status.NONE:
             with torch.cuda.device(
                 self._device
             ):  # a thread that has none would begin with device 0
@@ -196,6 +197,7 @@ class _Remains:
 
 
 _dormant: dict[tuple[int, int], Any] = {}  # id of the user's -> the anchor of its pool
+
 _reset_ids: set[tuple[int, int]] = set()  # ids of the user's whose anchors are gone
 
 
@@ -223,13 +225,17 @@ def _reopened(identity: tuple[int, int]) -> Any:
 #: Ids of ours that have gone, but for memory of living tensors or of torch graphs of the user's -> how
 #: much of it was free, and could not be given back, at the last look.
 _ended: dict[tuple[int, int], int] = {}
+
 _LOOKS = 2  # of those, how many one block asks about, at a quarter of a millisecond each
+
 
 #: Up to torch 2.12, while memory is routed to any pool, `empty_cache` empties but pools that have gone
 #: (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Later ones ask for captures instead.
 _CAN_SPARE_CACHE = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
+
 _reset_anchors = 0  # since torch's cache of pinned memory was emptied the last time
+
 _MOST_ANCHORS = 64  # their pinned halves take about 25 KiB of the host each
 
 
@@ -298,6 +304,7 @@ def _routed(device: int, pool: tuple[int, int]) -> Iterator[None]:
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
+
 _pools_lock = threading.Lock()
 
 
@@ -305,11 +312,11 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
     """The pool of a sequence: a fresh one for None, or the one that the given handle names."""
     if isinstance(given, PoolHandle):
         if given.pool.device != device:
-            raise errors.pool_of_other_device(given.pool.device, device)
+            raise pool_of_other_device(given.pool.device, device)
         return given.pool
     keep = None
     if torch.cuda.get_allocator_backend() != "native":
-        raise errors.allocator_without_pools(torch.cuda.get_allocator_backend())
+        raise allocator_without_pools(torch.cuda.get_allocator_backend())
     if given is None:
         identity = torch.cuda.graph_pool_handle()
     elif isinstance(given, torch.cuda.MemPool):
@@ -317,7 +324,7 @@ def pool_for(driver: Driver, device: int, given: Any) -> TorchPool:
     elif isinstance(given, tuple) and len(given) == 2:
         identity = given
     else:
-        raise errors.bad_type(
+        raise bad_type(
             "pool", given, "a sequence's pool(), a graph_pool_handle() or a torch.cuda.MemPool"
         )
     identity = (int(identity[0]), int(identity[1]))

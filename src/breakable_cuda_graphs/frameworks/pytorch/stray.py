@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from ... import errors
 from ..._driver.threads import Home
+from ...errors import EscapedWorkWarning
+from ..errors import escaped_work
 
 _set_stream = torch.cuda.set_stream
+
 _watches: list[StrayWatch] = []  # of the open blocks of all threads
+
 _lock = threading.RLock()  # a finalizer may end another block in the middle
 
 
@@ -90,7 +93,7 @@ class _StrayWork(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if not self._has_warned and not self._is_captured() and _works(func, args, kwargs, result):
             self._has_warned = True
             name = getattr(func, "__name__", str(func))
-            warnings.warn(errors.escaped_work(name), errors.EscapedWorkWarning, stacklevel=2)
+            warnings.warn(escaped_work(name), EscapedWorkWarning, stacklevel=2)
         return result
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from ... import errors
-from ..collector import instances
+from ..errors import tensor_without_memory
+from ..owners import instances
 
 #: Kernels load from addresses that are as even as those of the allocator.
 _ALIGNED = 512
+
 
 _ALIAS = "_is_alias_of_breakable_cuda_graphs"
 
@@ -67,8 +68,6 @@ class Tensors:
         return made
 
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
-        from .moving import moved
-
         return moved(value, start, end, shift)
 
     def detached(self, value: Any) -> Any:
@@ -78,7 +77,7 @@ class Tensors:
         try:
             storage = value.untyped_storage()
         except NotImplementedError as error:
-            raise errors.tensor_without_memory() from error
+            raise tensor_without_memory() from error
         return storage.data_ptr(), storage.nbytes(), storage
 
     def keeper(self, value: Any) -> Any:
@@ -178,3 +177,17 @@ def _tensor_types() -> set[type]:
             types.add(kind)
             new += type.__subclasses__(kind)
     return types
+
+
+def moved(value: Any, start: int, end: int, shift: int) -> Any:
+    """An alias of a tensor whose bytes, from `start` to before `end`, have moved by `shift` bytes."""
+    storage = value.untyped_storage()
+    base, nbytes, offset = storage.data_ptr(), storage.nbytes(), value.storage_offset()
+    if base < start or base + nbytes > end:  # only a part of the storage moves
+        base, offset = value.data_ptr(), 0
+        nbytes = reach(value) * value.element_size()
+    view = alias_storage(base + shift, value.device, nbytes)
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        made = laid_out_as(value, view, offset)
+    keep_attributes(made, value)
+    return made

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
-from ... import errors
-from .snapshots import ranges, snapshot
+from ...errors import WorkspaceWarning
+from ..errors import WORKSPACE_ELSEWHERE
+from .allocator import ranges, snapshot
 
 _pools: dict[int, tuple[int, int]] = {}  # capture stream -> its workspace pool
+
 _ranges: dict[int, list[tuple[int, int]]] = {}
 
 
@@ -74,7 +76,7 @@ def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
     _ranges[handle] = ranges(segments)
     if is_new and not any(segment["active_size"] for segment in segments):
         # The stream, one of the user's, had its workspace already, in memory of others.
-        warnings.warn(errors.WORKSPACE_ELSEWHERE, errors.WorkspaceWarning, stacklevel=8)
+        warnings.warn(WORKSPACE_ELSEWHERE, WorkspaceWarning, stacklevel=8)
 
 
 def contains(stream: int, address: int) -> bool:

@@ -1,0 +1,96 @@
+"""TODO simulator.stream_state.
+
+The hard problem: TODO
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._driver.enums import EVENT_RECORD, EVENT_WAIT
+from .contexts import Context
+from .graphs import Edge, Graph, Node
+from .nodes import Run, Work
+from .world import new_address, new_identity, types
+
+
+@dataclass(frozen=True)
+class RecordEvent(Work):
+    kind = EVENT_RECORD
+    event: Event
+
+    def run(self, run: Run) -> None:
+        self.event.recorded = time.perf_counter()
+        self.event.captured = None
+
+
+@dataclass(frozen=True)
+class WaitEvent(Work):
+    kind = EVENT_WAIT
+    event: Event
+
+
+NONE, ACTIVE, INVALIDATED, ENDED = range(4)
+
+
+@dataclass(eq=False)
+class Capture:
+    """One capture sequence, from begin to end."""
+
+    mode: int
+    thread: object
+    origin: Stream
+    graph: Graph
+    identity: int = field(default_factory=new_identity)
+    status: int = ACTIVE
+    streams: list[Stream] = field(default_factory=list)
+    #: nodes that may stay unjoined: taken out of a dependency set by the user
+    let_go: set[Node] = field(default_factory=set)
+    #: nodes that streams made; those that were added to the graph by hand need no join
+    captured: set[Node] = field(default_factory=set)
+
+
+NON_BLOCKING = 1
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream. While it captures, `dependencies` is what its next node will wait for."""
+
+    context: Context
+    flags: int = 0
+    priority: int = 0
+    legacy: bool = False
+    address: int = field(default_factory=new_address)
+    identity: int = field(default_factory=new_identity)
+    capture: Capture | None = None
+    dependencies: dict[Node, Edge] = field(default_factory=dict)
+
+    @property
+    def blocking(self) -> bool:
+        return not self.flags & NON_BLOCKING
+
+
+@dataclass(frozen=True)
+class CapturedState:
+    """What an event recorded in a capture stands for."""
+
+    capture: Capture
+    dependencies: dict[Node, Edge]
+
+
+@dataclass(eq=False)
+class Event:
+    """An event; its last record was at a time, or in a capture."""
+
+    context: Context
+    flags: int = 0
+    address: int = field(default_factory=new_address)
+    recorded: float | None = None
+    captured: CapturedState | None = None
+
+    @property
+    def handle(self) -> Any:
+        return types.CUevent(self.address)
