@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from breakable_cuda_graphs import Graph
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 
 N = 8
 UNTOUCHED = -9.0

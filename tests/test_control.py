@@ -23,8 +23,7 @@ from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.graph.graph import ConditionalNode
 from breakable_cuda_graphs.graph.nodes import KernelNode
 from breakable_cuda_graphs.sequence.rebinding.rebind import rebind
-from breakable_cuda_graphs.simulator import simulated_device
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel, simulated_device
 from graphs import array, f32, scale
 
 torch: Any = pytest.importorskip("torch")

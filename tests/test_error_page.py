@@ -1,6 +1,7 @@
 """The page of errors by message knows every message, and none that is not one.
 
-Messages are read off the source of errors.py, with a gap where a value goes in. A row of the page is how
+Messages are read off the source of each room's errors.py, with a gap where a value goes in. A row of the
+page is how
 a message begins.
 """
 
@@ -17,17 +18,20 @@ from breakable_cuda_graphs import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "errors.md"
-ERRORS = ROOT / "src" / "breakable_cuda_graphs" / "errors.py"
+PACKAGE = ROOT / "src" / "breakable_cuda_graphs"
 GAP = "…"
 
-#: Names that whole messages have in errors.py.
+#: Names that whole messages have there.
 _WHOLE = ("text", "error", "notes")
 
 
+_BUILT_IN = ("ValueError", "TypeError", "RuntimeError")
+
+
 def templates() -> dict[str, list[str]]:
-    """The texts that the functions of errors.py build, with gaps where values go."""
+    """The texts that the functions of all errors.py build, with gaps where values go."""
     found: dict[str, list[str]] = {}
-    for function in ast.parse(ERRORS.read_text()).body:
+    for function in builders():
         body: list[ast.stmt] = []
         if isinstance(function, ast.FunctionDef):
             name, body = function.name, function.body[bool(ast.get_docstring(function)) :]
@@ -37,6 +41,17 @@ def templates() -> dict[str, list[str]]:
         if texts:
             found[name] = [text for text in texts if _is_whole(text)]
     return {name: texts for name, texts in found.items() if texts}
+
+
+def builders() -> Iterator[ast.stmt]:
+    """What builds errors: all of the files of errors, and what in distributed.py returns one."""
+    for path in sorted(PACKAGE.rglob("errors.py")):
+        yield from ast.parse(path.read_text()).body
+    for function in ast.parse((PACKAGE / "distributed.py").read_text()).body:
+        if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):
+            continue
+        if ast.unparse(function.returns or function) in ("str", "RankError", *_BUILT_IN):
+            yield function
 
 
 def _is_whole(text: str) -> bool:
@@ -101,4 +116,5 @@ def test_every_message_on_the_page_of_errors_is_one() -> None:
 
 def short_texts() -> list[str]:
     """Texts that are constants of the module, or too short for `templates`."""
-    return [re.sub(f"{GAP}+", GAP, text) for text in _texts(ast.parse(ERRORS.read_text()))]
+    texts = [text for builder in builders() for text in _texts(builder)]
+    return [re.sub(f"{GAP}+", GAP, text) for text in texts]

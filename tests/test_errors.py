@@ -11,6 +11,7 @@ import pytest
 
 import breakable_cuda_graphs
 from breakable_cuda_graphs import errors
+from breakable_cuda_graphs._driver import errors as driver_errors
 from breakable_cuda_graphs.capture import errors as capture_errors
 from breakable_cuda_graphs.errors import (
     CaptureError,
@@ -21,7 +22,22 @@ from breakable_cuda_graphs.errors import (
     UnjoinedStreamError,
     UpdateError,
 )
+from breakable_cuda_graphs.frameworks import errors as framework_errors
 from breakable_cuda_graphs.graph import errors as graph_errors
+from breakable_cuda_graphs.replay import errors as replay_errors
+from breakable_cuda_graphs.sequence import errors as sequence_errors
+
+ROOMS = (
+    errors, driver_errors, framework_errors, graph_errors, sequence_errors, capture_errors, replay_errors,
+)  # fmt: skip
+
+#: Every function of a room that makes an error, or a text for one, by its name.
+BUILDERS = {
+    name: function
+    for room in ROOMS
+    for name, function in inspect.getmembers(room, inspect.isfunction)
+    if not name.startswith("_")
+}
 
 CAUSE = CUDAError("cuStreamEndCapture failed with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)")
 
@@ -163,7 +179,7 @@ CASES: dict[str, tuple[tuple[Any, ...], type[BaseException], dict[str, Any], str
 @pytest.mark.parametrize("name", CASES)
 def test_each_error_says_what_where_and_what_to_do(name):
     arguments, kind, fields, words = CASES[name]
-    error = getattr(errors, name)(*arguments)
+    error = BUILDERS[name](*arguments)
     assert type(error) is kind
     for field, value in fields.items():
         assert getattr(error, field) == value
@@ -240,7 +256,7 @@ def test_no_other_file_writes_the_text_of_an_exception_of_ours():
     root = Path(breakable_cuda_graphs.__file__).parent
     found = []
     for path in sorted(root.rglob("*.py")):
-        if path.name == "errors.py" or "simulator" in path.parts:
+        if path.name in ("errors.py", "distributed.py") or "simulator" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
@@ -253,7 +269,7 @@ def test_no_other_file_writes_the_text_of_an_exception_of_ours():
 def test_every_builder_of_captures_and_replays_is_tried_here():
     builders = {
         name
-        for name, function in inspect.getmembers(errors, inspect.isfunction)
+        for name, function in BUILDERS.items()
         if "Error" in str(inspect.signature(function).return_annotation)
         and not name.startswith("_")
     }

@@ -26,10 +26,11 @@ from breakable_cuda_graphs.explaining.report import (
     Explanation,
     Finding,
 )
-from breakable_cuda_graphs.simulator import tensors
 from helping import drop_stream, forked, in_thread, new_stream
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+
+from breakable_cuda_graphs.simulator import tensors  # noqa: E402  (needs torch)
 
 
 def here(function: Callable[..., Any]) -> int:

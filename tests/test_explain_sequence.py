@@ -15,10 +15,11 @@ from breakable_cuda_graphs import (
     no_graph,
 )
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.simulator import tensors
 from helping import capture
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+
+from breakable_cuda_graphs.simulator import tensors  # noqa: E402  (needs torch)
 
 
 @no_graph

@@ -59,11 +59,11 @@ SHOWN = {
     "distributed": None,
     "nodes": None,
     "simulator": None,
-    "reports": ("Block", "Report", "Row"),
-    "explaining": ("Check", "Finding", "Mark", "Report"),
-    "parts": ("Part",),
-    "comparing": ("Change",),
-    "rebinding": ("Doubt", "Rebound"),
+    "replay.report": ("Profile", "Row", "TimelineEntry"),
+    "explaining": ("Check", "Explanation", "Finding", "Mark"),
+    "graph.part": ("Part",),
+    "graph.diff": ("Change",),
+    "sequence.rebinding.report": ("Doubt", "Rebound"),
 }
 
 

@@ -15,10 +15,9 @@ import pytest
 
 from breakable_cuda_graphs import CaptureError, CUDAError, Graph, UnjoinedStreamError
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.graph.diff import fields_of
 from breakable_cuda_graphs.graph.graph import ChildNode
 from breakable_cuda_graphs.graph.nodes import KernelNode
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 from graphs import UNTOUCHED, N, array, f32, i32, launch_scale, scale, scale_kernel
 
 
@@ -604,7 +603,7 @@ def test_a_fingerprint_has_no_addresses_unless_they_are_wanted(device: Any) -> N
         return graph, event
 
     (one, event), (other, another) = built(), built()
-    assert not any("context" in dict(fields_of(node)) for node in one.nodes)
+    assert not any("context" in dict(node._fields()) for node in one.nodes)
     assert one.fingerprint() == other.fingerprint()
     assert one.fingerprint(addresses=True) != other.fingerprint(addresses=True)
     for each in (event, another):

@@ -12,8 +12,8 @@ import numpy
 import pytest
 
 from breakable_cuda_graphs import CaptureError, Graph, GraphExec, UpdateError
-from breakable_cuda_graphs.graph.nodes import Node
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.graph.node import Node
+from breakable_cuda_graphs.simulator import SimulatedKernel
 from graphs import UNTOUCHED, N, array, f32, i32, launch_scale, scale, scale_kernel
 
 

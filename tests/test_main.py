@@ -16,9 +16,8 @@ import pytest
 from breakable_cuda_graphs import demo, doctor
 from breakable_cuda_graphs.__main__ import main
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.doctor import GATES, Finding, Gate, State
-from breakable_cuda_graphs.simulator import simulated_device
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
+from breakable_cuda_graphs.doctor import GATES, CheckResult, FeatureGate, Verdict
+from breakable_cuda_graphs.simulator import SimulatedDriver, simulated_device
 
 Capture = pytest.CaptureFixture[str]
 driver_types = bindings.types
@@ -191,9 +190,9 @@ def test_a_command_that_does_not_exist_is_refused(arguments: list[str], capsys: 
 # ---------------------------------------------------------------- doctor
 
 
-def marks(title: str) -> dict[str, State]:
+def marks(title: str) -> dict[str, Verdict]:
     """The findings of one part, by what they speak of."""
-    return {finding.what: finding.state for finding in dict(doctor.examine())[title]}
+    return {finding.what: finding.verdict for finding in dict(doctor.examine())[title]}
 
 
 def test_the_doctor_runs_as_a_command() -> None:
@@ -237,8 +236,8 @@ def test_what_works_is_tried(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_check_that_fails_is_a_finding(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Iterator[Finding]:
-        yield Finding(State.OK, "the first half")
+    def broken() -> Iterator[CheckResult]:
+        yield CheckResult(Verdict.OK, "the first half")
         raise OSError("no such thing")
 
     monkeypatch.setattr(doctor, "_torch", broken)
@@ -251,13 +250,13 @@ def test_a_check_that_fails_is_a_finding(capsys: Capture, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("no_torch")
 def test_a_missing_torch_is_no_fault() -> None:
-    assert marks("torch") == {"torch": State.ABSENT}
+    assert marks("torch") == {"torch": Verdict.ABSENT}
 
 
 def test_a_torch_that_is_too_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.9.1+cu128"))
     [finding] = doctor._torch()
-    assert finding.state is State.BAD
+    assert finding.verdict is Verdict.BAD
     assert "2.10" in finding.advice
 
 
@@ -273,33 +272,33 @@ def fake_torch(version: str, allocator: str = "native") -> Any:
 @pytest.mark.parametrize(
     ("version", "random_numbers", "pinned"),
     [
-        ("2.10.0", "one capture at a time", State.ABSENT),
-        ("2.11.0+cu130", "one capture at a time", State.OK),
-        ("2.12.1", "each capture has its own", State.OK),
-        ("2.14.0a0+git123", "each capture has its own", State.OK),
+        ("2.10.0", "one capture at a time", Verdict.ABSENT),
+        ("2.11.0+cu130", "one capture at a time", Verdict.OK),
+        ("2.12.1", "each capture has its own", Verdict.OK),
+        ("2.14.0a0+git123", "each capture has its own", Verdict.OK),
     ],
 )
 def test_what_torch_can_do_goes_by_its_version(
-    version: str, random_numbers: str, pinned: State, monkeypatch: pytest.MonkeyPatch
+    version: str, random_numbers: str, pinned: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(version))
     findings = {finding.what: finding for finding in doctor._torch()}
     assert findings["random numbers"].detail.startswith(random_numbers)
-    assert findings["pinned memory in captures"].state is pinned
+    assert findings["pinned memory in captures"].verdict is pinned
     assert findings["torch's CUDA"].detail == "built for 13.0, 2 device(s)"
 
 
 def test_the_asynchronous_allocator_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch("2.11.0", "cudaMallocAsync"))
-    assert [f.state for f in doctor._torch() if f.what == "torch's allocator"] == [State.BAD]
+    assert [f.verdict for f in doctor._torch() if f.what == "torch's allocator"] == [Verdict.BAD]
 
 
-@pytest.mark.parametrize(("version", "state"), [("13.6.0", State.BAD), ("14.1.0", State.OK)])
+@pytest.mark.parametrize(("version", "verdict"), [("13.6.0", Verdict.BAD), ("14.1.0", Verdict.OK)])
 def test_cupy_is_judged_by_its_version(
-    version: str, state: State, monkeypatch: pytest.MonkeyPatch
+    version: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(__version__=version))
-    assert [finding.state for finding in doctor._cupy()] == [state]
+    assert doctor.CUPY.judge()[1].verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -336,9 +335,9 @@ def test_versions_are_read_as_numbers(text: str, version: tuple[int, ...]) -> No
 
 
 def test_a_gate_needs_both_the_bindings_and_the_driver() -> None:
-    gate = Gate("ids", ("cuGraphGetId",), 13010, "Names nodes.")
+    gate = FeatureGate("ids", ("cuGraphGetId",), 13010, "Names nodes.")
     knows, lacks = types.SimpleNamespace(cuGraphGetId=None), types.SimpleNamespace()
-    assert gate.judge(knows, 13010).state is State.OK
+    assert gate.judge(knows, 13010).verdict is Verdict.OK
     assert "13.1; here it is 13.0" in gate.judge(knows, 13000).detail
     assert gate.judge(lacks, 13020).detail == "these cuda-bindings have no cuGraphGetId"
 
@@ -365,26 +364,26 @@ def answering_driver(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> Simulated
 @pytest.mark.usefixtures("answering_driver")
 def test_a_driver_that_answers_is_shown_with_its_devices() -> None:
     needed = marks("Needed")
-    assert needed["CUDA driver 13.0"] is State.OK
-    assert needed["device 0"] is needed["device 1"] is State.OK
+    assert needed["CUDA driver 13.0"] is Verdict.OK
+    assert needed["device 0"] is needed["device 1"] is Verdict.OK
 
 
 @pytest.mark.usefixtures("answering_driver")
 def test_a_driver_that_answers_is_tried() -> None:
-    assert marks("Tried here")["capture, break, replay: the driver alone"] is State.OK
+    assert marks("Tried here")["capture, break, replay: the driver alone"] is Verdict.OK
 
 
 @pytest.mark.usefixtures("answering_driver")
 def test_features_go_by_the_driver_that_answers() -> None:
     features = marks("Features of driver and bindings")
-    assert features["conditional nodes: ELSE in child graphs"] is State.OK
-    assert features["cuGraphNodeGetParams"] is State.ABSENT
+    assert features["conditional nodes: ELSE in child graphs"] is Verdict.OK
+    assert features["cuGraphNodeGetParams"] is Verdict.ABSENT
 
 
 def test_a_driver_that_is_too_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimulatedDriver(seed=1, driver_version=12020)
     monkeypatch.setattr(bindings, "types", driver)
-    assert marks("Needed")["CUDA driver 12.2"] is State.BAD
+    assert marks("Needed")["CUDA driver 12.2"] is Verdict.BAD
 
 
 def test_the_driver_in_use_is_the_same_after_the_doctor() -> None:
@@ -399,4 +398,4 @@ def test_a_variable_that_forbids_captures_is_a_fault(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
-    assert marks("Environment")[f"{name}=1"] is State.BAD
+    assert marks("Environment")[f"{name}=1"] is Verdict.BAD

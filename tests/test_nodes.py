@@ -26,7 +26,7 @@ from breakable_cuda_graphs.graph.nodes import (
     MemFreeNode,
     MemsetNode,
 )
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 from graphs import N, array, f32, scale, scale_kernel
 
 

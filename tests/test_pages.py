@@ -20,7 +20,7 @@ from breakable_cuda_graphs import (  # noqa: E402
     breakable_graph,
     no_graph,
 )
-from breakable_cuda_graphs.sequence.pages import assemble  # noqa: E402
+from breakable_cuda_graphs.sequence import html  # noqa: E402
 from browser import Browser, needs_chromium  # noqa: E402
 from helping import capture  # noqa: E402
 
@@ -62,7 +62,7 @@ def test_a_sequences_page_has_its_parts_their_nodes_and_what_their_addresses_are
     device: Any,
 ) -> None:
     seq = layers(2)
-    (side,) = data_of(assemble.sequence_page(seq))["sides"]
+    (side,) = data_of(html.page(seq))["sides"]
     assert [(part["kind"], part["name"]) for part in side["parts"]] == [
         ("graph", "segment 0"),
         ("break", "attend"),
@@ -108,13 +108,15 @@ def hostile_sequence() -> Any:
     return seq
 
 
-def test_names_cannot_end_the_data(device: Any) -> None:
+def test_names_cannot_end_the_data(device: Any, tmp_path: Path) -> None:
     seq = hostile_sequence()
-    page = assemble.sequence_page(seq)
+    page = html.page(seq)
     assert page.count("</script>") == 2
     (side,) = data_of(page)["sides"]
     assert side["parts"][1]["name"] == HOSTILE
-    report = data_of(assemble.profile_page(seq.profile(iterations=1, warmup=0)))
+    path = tmp_path / "profile.html"
+    seq.profile(iterations=1, warmup=0).to_html(path)
+    report = data_of(path.read_text())
     assert report["rows"][1]["name"] == HOSTILE
 
 
@@ -127,23 +129,23 @@ def test_an_argument_that_cannot_be_shown_is_named_by_its_type(device: Any) -> N
     seq = CUDAGraphSequence()
     with breakable_graph(seq):
         no_graph(lambda thing: None)(Unwilling())
-    (side,) = data_of(assemble.sequence_page(seq))["sides"]
+    (side,) = data_of(html.page(seq))["sides"]
     assert side["parts"][1]["args"] == [["0", "<Unwilling>"]]
 
 
 def test_two_sequences_are_compared_part_by_part(device: Any) -> None:
     left, right = layers(2), layers(2, width=2)
-    changes = data_of(assemble.sequence_page(left, right))["changes"]
+    changes = data_of(html.page(left, right))["changes"]
     fields = [{change["field"] for change in found if "address" not in change} for found in changes]
     assert fields == [{"topology"}, set(), {"topology"}, set(), set()]
     same = layers(2)
-    for found in data_of(assemble.sequence_page(left, same))["changes"]:
+    for found in data_of(html.page(left, same))["changes"]:
         assert all(change.get("address") for change in found)
 
 
 def test_a_part_that_only_one_of_two_has_is_a_difference(device: Any) -> None:
     left, right = layers(1), layers(2)
-    changes = data_of(assemble.sequence_page(left, right))["changes"]
+    changes = data_of(html.page(left, right))["changes"]
     assert len(changes) == 5
     assert [found[0]["old"] for found in changes[3:]] == ["nothing", "nothing"]
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from breakable_cuda_graphs import CUDAGraphSequence, Graph, annotate, breakable_graph, no_graph
-from breakable_cuda_graphs.graph.layout import Box, Layout, Wire
+from breakable_cuda_graphs.graph.layout import Box, BoxLayout, Wire
 from graphs import N, array, f32, scale, scale_kernel
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_run_can_be_drawn(device: Any) -> None:
 # ---------------------------------------------------------------- layout
 
 
-def random_layout(seed: int) -> Layout:
+def random_layout(seed: int) -> BoxLayout:
     """Boxes of all sizes, with edges from earlier to later ones."""
     chosen = random.Random(seed)
     count = chosen.randint(2, 25)
@@ -143,7 +143,7 @@ def random_layout(seed: int) -> Layout:
     ]
     pairs = itertools.combinations(range(count), 2)
     wires = [Wire(a, b) for a, b in pairs if chosen.random() < 2.5 / count]
-    return Layout(boxes, wires)
+    return BoxLayout(boxes, wires)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -184,7 +184,7 @@ def points_along(wire: Wire) -> list[tuple[float, float]]:
 
 
 def test_a_layout_is_the_same_each_time() -> None:
-    def places(layout: Layout) -> list[tuple[float, float]]:
+    def places(layout: BoxLayout) -> list[tuple[float, float]]:
         return [(box.x, box.y) for box in layout.boxes]
 
     assert places(random_layout(3)) == places(random_layout(3))

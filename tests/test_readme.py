@@ -102,7 +102,8 @@ def test_the_messages_of_the_table_are_those_of_the_errors() -> None:
     """The README quotes messages, so that a reader finds them: they have to be the real ones."""
     texts = " ".join(
         node.value
-        for node in ast.walk(ast.parse(Path(errors.__file__).read_text()))
+        for path in Path(errors.__file__).parent.rglob("errors.py")
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     rows = re.findall(r"^\| `(\w+Error)`: (.*?) \|", README.read_text(), re.MULTILINE)

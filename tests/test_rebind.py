@@ -24,7 +24,7 @@ from breakable_cuda_graphs import (
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs.sequence import append
 from breakable_cuda_graphs.sequence.rebinding.rebind import rebind
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 from graphs import N, array, scale, scale_kernel
 from helping import watched_driver
 
@@ -489,7 +489,7 @@ def test_other_memory_that_begins_where_the_old_ends_is_no_doubt(device: Any) ->
     graph = Graph()
     scale(graph, high, both[:N], 2.0)
     append.append(seq, graph)
-    seq._memory._watch(high.data_ptr(), high.untyped_storage(), "high", "read")
+    seq._memory.watch(high.data_ptr(), high.untyped_storage(), "high", "read")
     assert rebind(seq, [(both[:N], new)]).doubts == ()
     seq._memory._watched.pop(high.data_ptr())
     (doubt,) = rebind(seq, [(new, low), ((high.data_ptr() - 4, 4), (both.data_ptr(), 4))]).doubts

@@ -24,10 +24,11 @@ from breakable_cuda_graphs._driver import bindings
 from breakable_cuda_graphs.frameworks.raw import RawSession
 from breakable_cuda_graphs.graph.nodes import KernelNode
 from breakable_cuda_graphs.sequence import append
-from breakable_cuda_graphs.simulator import tensors
 from graphs import UNTOUCHED, N, array, f32, launch_scale, scale, scale_kernel
 
 torch: Any = pytest.importorskip("torch")
+
+from breakable_cuda_graphs.simulator import tensors  # noqa: E402  (needs torch)
 
 
 @no_graph
@@ -422,7 +423,7 @@ def test_addresses_are_told_by_whose_they_are(device: Any) -> None:
         y.mul_(3)
     for segment in seq.segments:
         if isinstance(segment, GraphSegment):
-            segment._belong(seq)
+            segment.belong(seq)
     node = seq.segments[0].graph.nodes[0]
     words = {address.value: address.what for address in node.addresses}
     assert "input" in words[x.data_ptr()]
@@ -471,7 +472,7 @@ def test_lines_are_kept_where_that_was_asked_for(device: Any) -> None:
 
     x, seq = torch.ones(4), CUDAGraphSequence()
     with breakable_graph(seq):
-        recorder = StackRecorder(open_blocks.open_blocks[0])
+        recorder = StackRecorder(open_blocks.open_blocks[0].page)
         recorder.start()
         y = x * 2  # the first line
         step(y)

@@ -18,8 +18,7 @@ from breakable_cuda_graphs import (
 )
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.frameworks import raw
-from breakable_cuda_graphs.replay import sequence as sequences
+from breakable_cuda_graphs.frameworks import choose, raw
 from helping import a_stream, capture, settle
 
 BYTES = 64
@@ -31,7 +30,7 @@ def driver(bare_device: Any, monkeypatch: Any) -> Any:
     made = bindings.current()
     made.cuCtxSetCurrent(types.CUcontext(contexts.primary(made, 0)))
     framework = raw.RawFramework(made, contexts.primary(made, 0))
-    monkeypatch.setattr(sequences.frameworks, "choose", lambda driver, stream: framework)
+    monkeypatch.setattr(choose, "framework_for", lambda driver, stream: framework)
     yield made
     settle()
     assert bare_device.leaks() == []
@@ -165,9 +164,10 @@ def test_on_the_simulated_device_tensors_on_the_cpu_are_device_memory(device):
 
 def test_a_block_into_which_nothing_went_says_so(driver, stream):
     x = int(driver.cuMemAlloc(BYTES))
-    with pytest.warns(EscapedWorkWarning, match="nothing was captured"):
+    with pytest.warns(EscapedWorkWarning, match="nothing was captured") as caught:
         with breakable_graph(CUDAGraphSequence()):
             driver.cuMemsetD8Async(x, 1, BYTES, stream)  # not the block's
+    assert caught[0].filename == __file__
     with breakable_graph(CUDAGraphSequence()):
         nothing()
     driver.cuMemFree(x)

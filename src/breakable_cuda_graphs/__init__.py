@@ -10,6 +10,7 @@ imported it before pytest began.
 
 from __future__ import annotations
 
+from ._driver import bindings
 from .capture.annotate import annotate
 from .capture.breakable_graph import breakable_graph
 from .capture.breaks import force_no_graph, is_in_breakable_graph, no_graph
@@ -59,5 +60,13 @@ __all__ = [
     "no_graph",
 ]
 
+
+def _simulated() -> bindings.Driver:
+    from .simulator import new_driver  # only where the environment asks for it
+
+    return new_driver()
+
+
+bindings.substitute = _simulated
 
 __version__ = "0.2.0"

@@ -23,17 +23,15 @@ from .simulator import simulated_device
 
 __all__ = ["Outcome", "main", "run_neutral", "run_torch"]
 
-
 #: (input, result, expected result)
 Outcome = tuple[float, float, float]
-
 
 _COUNT = 64
 
 
 def main(*, simulated: bool = False, neutral: bool = False) -> int:
     """Run the demo that fits this machine, print what it does, return 0 if every result is right."""
-    torch = None if neutral else _torch()
+    torch = None if neutral else imported_torch()
     simulated = simulated or os.environ.get(bindings.SIMULATOR_VARIABLE, "") not in ("", "0")
     if torch is None:
         return _neutral_demo(simulated, "--neutral" if neutral else "torch is not installed")
@@ -44,7 +42,7 @@ def main(*, simulated: bool = False, neutral: bool = False) -> int:
         return _report(_torch_steps(torch, "cpu"), run_torch(torch, "cpu"))
 
 
-def _torch() -> Any:
+def imported_torch() -> Any:
     """torch, or None where it cannot be imported, for whatever reason."""
     try:
         import torch

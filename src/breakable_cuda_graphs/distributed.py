@@ -6,10 +6,11 @@
         model(x)
     compare(sequence)                    # raises where a rank has captured other work
 
-The hard problem: all ranks have to come to the same verdict, each from what it knows and hears. So they
-meet at each break and at the end (`meetings.py`), each saying where it is, and of a block that one of
-them has not finished none keeps anything. What ranks have captured is compared by a digest first, and
-node by node only where that differs: the rank that differs is named on all of them.
+The hard problem: all ranks have to come to the same verdict, and a rank that fails never comes to the
+barrier or the collective that the others wait in. So nothing here is a collective. At each break and at the
+end each rank writes to the store of the process group where it is, or that it has failed, and reads what the
+others say, with a time limit; of a block that one of them has not finished none keeps anything. What ranks
+have captured is compared by a digest first, and node by node only where that differs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -30,82 +31,14 @@ from .capture import open_blocks
 from .capture.breakable_graph import breakable_graph
 from .errors import RankError, said
 from .graph.diff import Described, described
+from .graph.view import look_at
 from .replay.sequence import CUDAGraphSequence
 from .sequence.segments import EagerSegment
 
-__all__ = ["Meetings", "capture_together", "compare"]
+__all__ = ["capture_together", "compare"]
 
 
-# ---------------------------------------------------------------- ranks
-
-
-def no_process_group() -> RuntimeError:
-    return RuntimeError(
-        "there is no process group: call torch.distributed.init_process_group() on every rank first"
-    )
-
-
-def not_in_the_group() -> ValueError:
-    return ValueError("this process is not a rank of the given process group")
-
-
-def bad_timeout(given: object) -> ValueError:
-    return ValueError(f"timeout must be a positive number of seconds, not {given!r}")
-
-
-def rank_failed(rank: int, text: str, place: str) -> RankError:
-    error = RankError(
-        f"rank {rank} failed in its capture ({text}), and this one, which had come to {place}, stops "
-        "too: no rank keeps anything of the block. See the error on that rank."
-    )
-    error.rank = rank
-    return error
-
-
-def rank_missing(rank: int, place: str, seconds: float) -> RankError:
-    error = RankError(
-        f"rank {rank} did not come to {place} within {seconds:g} seconds: it has died, hangs, is slower "
-        "than timeout= allows, or makes other calls than this one"
-    )
-    error.rank = rank
-    return error
-
-
-def store_lost(place: str, cause: BaseException) -> RankError:
-    return RankError(
-        f"the store of the process group does not answer at {place} ({cause}): the process that holds "
-        "it, rank 0 or the launcher, has likely ended. Nothing of the block is kept here."
-    )
-
-
-def ranks_apart(places: Sequence[tuple[int, str]]) -> RankError:
-    shown = "; ".join(f"rank {rank} is at {place}" for rank, place in places[:8])
-    error = RankError(
-        f"the ranks have come to different places: {shown}. Every rank has to come to the same "
-        "breaks and calls in the same order."
-    )
-    error.rank = next(rank for rank, place in places if place != places[0][1])
-    return error
-
-
-def ranks_differ(
-    ranks: tuple[int, int], segment: int | None, node: str | None, field: str, old: str, new: str
-) -> RankError:
-    place = "" if segment is None else f" in segment {segment}"
-    place += "" if node is None else f", node {node}"
-    error = RankError(
-        f"ranks {ranks[0]} and {ranks[1]} have captured different work{place}: {field} is {old} on rank "
-        f"{ranks[0]} and {new} on rank {ranks[1]}"
-    )
-    error.rank, error.segment, error.node, error.field = ranks[1], segment, node, field
-    return error
-
-
-def others_not_told(problem: BaseException) -> str:
-    return f"and the other ranks could not be told: {said(problem)}"
-
-
-class capture_together:
+class capture_together(breakable_graph):
     """Capture like `breakable_graph`, in step with the other ranks of a process group.
 
     Every rank of the group opens a block of its own at the same time. The ranks meet before the body
@@ -136,43 +69,27 @@ class capture_together:
         *,
         group: Any = None,
         timeout: float = 60.0,
-        generators: Sequence[Any] = (),
-        keep_inputs: bool = False,
-        check_input_liveness: bool = True,
-        record_stacks: bool = False,
-        host_nodes: Literal["refuse", "allow"] = "refuse",
+        **options: Any,
     ) -> None:
         if barrier_fn is not None and not callable(barrier_fn):
             raise errors.not_callable("barrier_fn", barrier_fn)
-        self._sequence = cuda_graph
-        self._barrier_fn = barrier_fn
+        self._users_barrier = barrier_fn
         self._meetings = Meetings(group, timeout)
-        self._capture = breakable_graph(
-            cuda_graph,
-            stream,
-            capture_error_mode,
-            self._before_break,
-            generators=generators,
-            keep_inputs=keep_inputs,
-            check_input_liveness=check_input_liveness,
-            record_stacks=record_stacks,
-            host_nodes=host_nodes,
-        )
+        super().__init__(cuda_graph, stream, capture_error_mode, self._before_break, **options)
 
     def __enter__(self) -> None:
         self._meetings.begin()
         try:
-            self._capture.__enter__()
+            super().__enter__()
         except BaseException as error:
             self._meetings.tell_failure(error)
             raise
-        block = self._capture._block
-        assert block is not None
-        block.before_commit = lambda: self._meetings.meet("the end of the block")
+        assert self._block is not None
+        self._block.before_commit = lambda: self._meetings.meet("the end of the block")
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         try:
-            self._capture.__exit__(kind, error, traceback)
+            super().__exit__(kind, error, traceback)
         except BaseException as problem:
             self._meetings.tell_failure(problem)
             raise
@@ -182,19 +99,22 @@ class capture_together:
         try:
             self._meetings.meet("the finished capture")
         except BaseException as problem:
-            self._sequence._give_up()
+            self._cuda_graph._give_up()
             self._meetings.tell_failure(problem)
             raise
 
     def _before_break(self) -> None:
         block = open_blocks.find()
         name = "a break" if block is None else f"the break {block.in_break}"
-        has_barrier = self._meetings.exchange(name, self._barrier_fn is not None)
-        if self._barrier_fn is not None:
-            self._barrier_fn()
+        has_barrier = self._meetings.exchange(name, self._users_barrier is not None)
+        if self._users_barrier is not None:
+            self._users_barrier()
         if any(has_barrier):  # one of them may have failed
             self._meetings.meet(f"{name}, behind barrier_fn")
         self._meetings.require_all(name)
+
+
+# ---------------------------------------------------------------- captures compared
 
 
 def compare(sequence: CUDAGraphSequence, group: Any = None, timeout: float = 60.0) -> str:
@@ -215,7 +135,7 @@ def compare(sequence: CUDAGraphSequence, group: Any = None, timeout: float = 60.
         raise errors.bad_type("sequence", sequence, "a CUDAGraphSequence")
     meetings = Meetings(group, timeout)
     meetings.begin()
-    parts = [_Part(segment) for segment in sequence.segments]
+    parts = [_ComparedSegment(segment) for segment in sequence.segments]
     whole = _digest([part.digest for part in parts])
     try:
         fingerprints = meetings.exchange("compare", whole)
@@ -229,7 +149,7 @@ def compare(sequence: CUDAGraphSequence, group: Any = None, timeout: float = 60.
 
 
 def _difference(
-    meetings: Meetings, parts: list[_Part], of_ranks: list[list[list[str]]]
+    meetings: Meetings, parts: list[_ComparedSegment], of_ranks: list[list[list[str]]]
 ) -> errors.RankError:
     """The first place where a rank differs from the first rank; the same answer on all ranks."""
     first = of_ranks[0]
@@ -266,7 +186,7 @@ def _field(one: Any, two: Any) -> tuple[str, str, str]:
     return "label", one[0], two[0]
 
 
-class _Part:
+class _ComparedSegment:
     """One segment or break, as other ranks are told of it."""
 
     def __init__(self, segment: Any) -> None:
@@ -275,7 +195,7 @@ class _Part:
             self.name = f"the break {segment.name}"
         else:
             self.name = "a graph"
-            self.nodes = described(segment.graph)
+            self.nodes = list(described(look_at(segment.graph)))
         self.digests = [_digest(node.fields)[:12] for node in self.nodes]
         self.digest = _digest([self.name, *self.digests])
 
@@ -290,12 +210,21 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
 
 
-_FAILED = "failed"
+# ---------------------------------------------------------------- meetings
 
+_FAILED = "failed"
 
 #: For each group, by name: the store that its meetings were counted in, the attempt, and how many there
 #: were in it.
 _counted: dict[str, tuple[Any, int, int]] = {}
+
+
+@contextlib.contextmanager
+def _store_asked(place: str) -> Iterator[None]:
+    try:
+        yield
+    except dist.DistError as error:
+        raise store_lost(place, error) from error
 
 
 class Meetings:
@@ -334,13 +263,11 @@ class Meetings:
         if store is not self._store:
             attempt = count = 0
         self._attempt = attempt
-        try:
+        with _store_asked("the beginning of the block"):
             now = self._present_attempt()
             # One in which a rank has failed where this one comes only now is what this rank means.
             while self._attempt < now and not self._failure(count):
                 self._attempt, count = self._attempt + 1, 0
-        except dist.DistError as error:
-            raise store_lost("the beginning of the block", error) from error
         _counted[self._group] = self._store, self._attempt, count
 
     def meet(self, place: str) -> None:
@@ -350,10 +277,8 @@ class Meetings:
     def exchange(self, place: str, value: Any) -> list[Any]:
         """Tell all ranks something at a place that they all come to; returns what each says."""
         number = self._say({"at": place, "value": value})
-        try:
+        with _store_asked(place):
             said = self._hear(number)
-        except dist.DistError as error:
-            raise store_lost(place, error) from error
         self._raise_failure(said, place)
         missing = next((rank for rank in self.ranks if rank not in said), None)
         if missing is not None:
@@ -372,11 +297,9 @@ class Meetings:
         One that comes late finds there what the others said before they gave up waiting.
         """
         _, _, count = _counted[self._group]
-        try:
+        with _store_asked(place):
             if self._present_attempt() != self._attempt:
                 self._raise_failure(self._words(count), place)
-        except dist.DistError as error:
-            raise store_lost(place, error) from error
 
     def tell_failure(self, error: BaseException) -> None:
         """Tell the others, where they look next, that this rank will not come."""
@@ -452,3 +375,72 @@ class Meetings:
 
     def _attempt_key(self) -> str:
         return f"breakable_cuda_graphs/{self._group}/attempt"
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def no_process_group() -> RuntimeError:
+    return RuntimeError(
+        "there is no process group: call torch.distributed.init_process_group() on every rank first"
+    )
+
+
+def not_in_the_group() -> ValueError:
+    return ValueError("this process is not a rank of the given process group")
+
+
+def bad_timeout(given: object) -> ValueError:
+    return ValueError(f"timeout must be a positive number of seconds, not {given!r}")
+
+
+def rank_failed(rank: int, text: str, place: str) -> RankError:
+    error = RankError(
+        f"rank {rank} failed in its capture ({text}), and this one, which had come to {place}, stops "
+        "too: no rank keeps anything of the block. See the error on that rank."
+    )
+    error.rank = rank
+    return error
+
+
+def rank_missing(rank: int, place: str, seconds: float) -> RankError:
+    error = RankError(
+        f"rank {rank} did not come to {place} within {seconds:g} seconds: it has died, hangs, is slower "
+        "than timeout= allows, or makes other calls than this one"
+    )
+    error.rank = rank
+    return error
+
+
+def store_lost(place: str, cause: BaseException) -> RankError:
+    return RankError(
+        f"the store of the process group does not answer at {place} ({cause}): the process that holds "
+        "it, rank 0 or the launcher, has likely ended. Nothing of the block is kept here."
+    )
+
+
+def ranks_apart(places: Sequence[tuple[int, str]]) -> RankError:
+    shown = "; ".join(f"rank {rank} is at {place}" for rank, place in places[:8])
+    error = RankError(
+        f"the ranks have come to different places: {shown}. Every rank has to come to the same "
+        "breaks and calls in the same order."
+    )
+    error.rank = next(rank for rank, place in places if place != places[0][1])
+    return error
+
+
+def ranks_differ(
+    ranks: tuple[int, int], segment: int | None, node: str | None, field: str, old: str, new: str
+) -> RankError:
+    place = "" if segment is None else f" in segment {segment}"
+    place += "" if node is None else f", node {node}"
+    error = RankError(
+        f"ranks {ranks[0]} and {ranks[1]} have captured different work{place}: {field} is {old} on rank "
+        f"{ranks[0]} and {new} on rank {ranks[1]}"
+    )
+    error.rank, error.segment, error.node, error.field = ranks[1], segment, node, field
+    return error
+
+
+def others_not_told(problem: BaseException) -> str:
+    return f"and the other ranks could not be told: {said(problem)}"

@@ -151,3 +151,14 @@ class WorkspaceWarning(UserWarning):
 
 class EscapedWorkWarning(UserWarning):
     """Work ran during a capture on a stream that is not part of it, and is not in the graph."""
+
+
+def while_closing(problem: BaseException) -> str:
+    return f"and while the capture was closed: {said(problem)}"
+
+
+def other_context() -> CaptureError:
+    return CaptureError(
+        "another CUDA context is current in this thread than the one to capture in: make that one "
+        "current (the device's primary context for torch), or give a stream of the current context"
+    )

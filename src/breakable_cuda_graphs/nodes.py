@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from .graph.arguments import Address, Arg
 from .graph.graph import ChildNode, ConditionalNode
+from .graph.node import Edge, Node
 from .graph.nodes import (
     BatchMemOpNode,
-    Edge,
     EmptyNode,
     EventRecordNode,
     EventWaitNode,
@@ -20,7 +20,6 @@ from .graph.nodes import (
     MemcpyNode,
     MemFreeNode,
     MemsetNode,
-    Node,
     UnknownNode,
 )
 

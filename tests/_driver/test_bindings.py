@@ -12,8 +12,7 @@ import pytest
 from breakable_cuda_graphs import CUDAError, ProcessError
 from breakable_cuda_graphs._driver import bindings, process
 from breakable_cuda_graphs._driver.bindings import Driver, types
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedDriver, SimulatedKernel
 
 
 @pytest.fixture(params=["13", "12.9"])

@@ -11,7 +11,7 @@ from breakable_cuda_graphs._driver import enums, kernel_params
 from breakable_cuda_graphs._driver.bindings import types
 from breakable_cuda_graphs._driver.kernel_params import KernelReader
 from breakable_cuda_graphs._driver.survey import Survey, copy_pointers
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 
 
 class Three(ctypes.Structure):

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
+from breakable_cuda_graphs.simulator import SimulatedDriver
 from raw_calls import code, nodes, ok
 
 from .kernels import Kernels

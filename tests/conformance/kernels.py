@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from breakable_cuda_graphs._driver import nvrtc
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel, current_launch, set_conditional
+from breakable_cuda_graphs.simulator import SimulatedKernel, current_launch, set_conditional
 from raw_calls import ok
 
 word = ctypes.c_uint32

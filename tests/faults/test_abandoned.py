@@ -522,14 +522,14 @@ def test_the_bodys_error_stays_when_the_way_back_fails(device: Any, monkeypatch:
 
 
 def test_a_recordings_error_stays_when_its_end_fails(device: Any, monkeypatch: Any) -> None:
-    from breakable_cuda_graphs.graph.recording import Enclosed
+    from breakable_cuda_graphs.graph.recording import Recording
 
     def fail(enclosed: Any) -> None:
         raise RuntimeError("the context is gone")
 
     boom = Boom()
     with pytest.raises(Boom) as info, Graph().capture():
-        monkeypatch.setattr(Enclosed, "abandon", fail)
+        monkeypatch.setattr(Recording, "abandon", fail)
         raise boom
     assert info.value is boom
     assert "the context is gone" in info.value.__notes__[-1]

@@ -105,7 +105,11 @@ class Interrupter:
             is_ours = path.startswith(SOURCE) and "/simulator/" not in path
             if in_a_finalizer(frame):
                 return None  # the interpreter only reports what is raised there
-            return self if is_ours and path.rpartition("/")[2] in self.files else None
+            return (
+                self
+                if is_ours and path.rpartition("breakable_cuda_graphs/")[2] in self.files
+                else None
+            )
         if event == "line" and self._counts(frame):
             self.seen += 1
             if self.seen == self.place:
@@ -177,33 +181,48 @@ def problems_of(
 
 #: Files at whose lines is interrupted: at each of them, or at one of so many.
 CAPTURE_AND_REPLAY = {
-    "capture.py": 1,
-    "sequence.py": 1,
-    "plan.py": 2,
-    "results.py": 2,
-    "liveness.py": 2,
-    "segments.py": 2,
-    "breaks.py": 1,
-    "blocks.py": 1,
-    "raw.py": 1,
-    "simulated.py": 3,
-    "release.py": 1,
-    "bindings.py": 3,
-    "handles.py": 2,
-    "capturing.py": 1,
-    "ordering.py": 1,
-    "reading.py": 3,
+    "capture/breakable_graph.py": 1,
+    "capture/block.py": 1,
+    "capture/break_call.py": 1,
+    "capture/breaks.py": 1,
+    "capture/open_blocks.py": 1,
+    "replay/sequence.py": 1,
+    "sequence/state.py": 1,
+    "sequence/plan.py": 2,
+    "sequence/static_results.py": 2,
+    "sequence/memory.py": 2,
+    "sequence/segments.py": 2,
+    "frameworks/raw.py": 1,
+    "frameworks/simulated.py": 3,
+    "_driver/unfinished.py": 1,
+    "_driver/release.py": 1,
+    "_driver/bindings.py": 3,
+    "_driver/handles.py": 2,
+    "_driver/stream_capture.py": 1,
+    "_driver/completion.py": 1,
+    "_driver/kernel_params.py": 3,
+    "_driver/survey.py": 3,
 }
 
 #: What else takes part when other programs run.
 BESIDE = {
-    "nested": ("embedding.py", 2),
-    "foreign capture": ("embedding.py enclosed.py parts.py userobjects.py", 6),
-    "edit, joined": ("placing.py plan.py segments.py targets.py sequence.py", 6),
-    "annotated": ("annotations.py journals.py", 8),
-    "two streams": ("sequence.py ordering.py", 6),
-    "shared pool": ("sequence.py capture.py", 12),
-    "lost thread": ("blocks.py threads.py contexts.py", 1),
+    "nested": ("replay/embed.py", 2),
+    "foreign capture": (
+        "replay/embed.py graph/recording.py graph/part.py _driver/user_objects.py",
+        6,
+    ),
+    "edit, joined": (
+        "sequence/append.py sequence/plan.py sequence/segments.py graph/target.py sequence/state.py "
+        "replay/sequence.py",
+        6,
+    ),
+    "annotated": ("capture/annotate.py capture/stacks.py graph/capture_notes.py", 8),
+    "two streams": ("replay/sequence.py sequence/state.py _driver/completion.py", 6),
+    "shared pool": ("replay/sequence.py sequence/state.py capture/block.py", 12),
+    "lost thread": (
+        "capture/open_blocks.py _driver/unfinished.py _driver/threads.py _driver/contexts.py",
+        1,
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 
 UNIT = 512
 

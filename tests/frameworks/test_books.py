@@ -291,7 +291,7 @@ def test_a_dummy_that_cannot_begin_is_told(bench, monkeypatch):
     def refuse(driver: Any, stream: Any, mode: str) -> None:
         raise CUDAError("no")
 
-    monkeypatch.setattr(books_module.capturing, "begin", refuse)
+    monkeypatch.setattr(books_module.stream_capture, "begin", refuse)
     with pytest.raises(CUDAError):
         books.close()
     bench.check_all_closed(routes=1)

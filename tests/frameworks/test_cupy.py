@@ -26,9 +26,9 @@ from breakable_cuda_graphs import (
 )
 from breakable_cuda_graphs._driver import bindings, contexts, release
 from breakable_cuda_graphs._driver.bindings import types
+from breakable_cuda_graphs.frameworks import choose, raw
 from breakable_cuda_graphs.frameworks import cupy as adapter
 from breakable_cuda_graphs.frameworks import loaded as libraries
-from breakable_cuda_graphs.frameworks import choose, raw
 from helping import Boom, capture, in_thread, text_of
 
 from . import fake_cupy
@@ -258,6 +258,7 @@ def test_work_that_the_capture_misses_is_told_once(cupy, mine):
     with pytest.warns(EscapedWorkWarning, match="work of CuPy") as caught:
         capture(body)
     assert len(caught) == 1
+    assert caught[0].filename == fake_cupy.__file__  # the first line that is not this library's
 
 
 def test_a_stream_of_the_users_is_current_as_the_object_that_it_is(cupy, mine):

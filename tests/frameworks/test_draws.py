@@ -33,7 +33,7 @@ from breakable_cuda_graphs.frameworks.pytorch.draws import (  # noqa: E402
     Traffic,
     generator_states,
 )
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel  # noqa: E402
+from breakable_cuda_graphs.simulator import SimulatedKernel  # noqa: E402
 from helping import in_thread  # noqa: E402
 
 SEED, OFFSET = 0x7F00_0000_0200, 0x7F00_0000_0400
@@ -245,7 +245,7 @@ class Stage:
         self.draws.open(lambda: stream_capture.begin(self.driver, self.stream, "relaxed"))
         yield
         info = self.driver.capture_info(self.stream)
-        reader = module.reading.KernelReader(self.driver)
+        reader = module.kernel_params.KernelReader(self.driver)
         words = [reader.words_of(node) for node in self.driver.graph_nodes(info.graph)]
         with self.draws.lock:
             states = self.draws.states_in([each for each in words if each is not None])
@@ -531,7 +531,7 @@ def test_a_guest_whose_host_waits_is_refused_only_if_it_draws(stage, monkeypatch
     if draws is not None:
         on.uniform_(on.generators[draws])
     nodes = driver.graph_nodes(driver.capture_info(on.stream).graph)
-    words = [module.reading.KernelReader(driver).words_of(node) for node in nodes]
+    words = [module.kernel_params.KernelReader(driver).words_of(node) for node in nodes]
     with on.draws.lock:
         found, problem = on.draws.ending(on.draws.states_in(words))
         assert not found
@@ -922,9 +922,9 @@ def test_a_guest_is_not_drawn_into_the_capture_of_its_host(road):
 def test_a_device_has_one_traffic(bare_device):
     driver = bindings.current()
     driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))
-    made = module.traffic(driver, 0)
-    assert module.traffic(driver, 0) is made
-    other = module.traffic(driver, 1)
+    made = driver.once(Traffic, 0)
+    assert driver.once(Traffic, 0) is made
+    other = driver.once(Traffic, 1)
     assert other is not made
     made._mark.close()
     other._mark.close()

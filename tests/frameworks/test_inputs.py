@@ -8,15 +8,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from breakable_cuda_graphs.frameworks.owners import KnownMemory  # noqa: E402
 from breakable_cuda_graphs.frameworks.protocols import Gone  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import inputs  # noqa: E402
-from breakable_cuda_graphs.frameworks.pytorch.inputs import _Known  # noqa: E402
+from breakable_cuda_graphs.frameworks.pytorch.inputs import (  # noqa: E402
+    known_tensors,
+    learn_tensor,
+)
 
 
-def known_of(*tensors: Any) -> _Known:
-    known = _Known()
+def known_of(*tensors: Any) -> KnownMemory:
+    known = known_tensors()
     for tensor in tensors:
-        known.add(tensor)
+        learn_tensor(known, tensor)
     return known
 
 
@@ -51,7 +55,7 @@ def test_a_new_tensor_at_an_old_address_is_the_owner():
     tensor.set_(torch.zeros(6))  # the storage that was known has gone
     assert known.owner(start) is None or known.owner(start).storage.data_ptr() == start
     again = torch.zeros(6)
-    known.add(again)
+    learn_tensor(known, again)
     assert known.owner(again.data_ptr() + 20).kind[1] == (6,)
 
 

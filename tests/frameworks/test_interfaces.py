@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from breakable_cuda_graphs.frameworks.arrays import ForeignArrays, home, interface_of
+from breakable_cuda_graphs.frameworks.arrays import ForeignArrays, interface_of, piece_of
 
 INTERFACE = {"shape": (4, 2), "typestr": "<f4", "data": (0x1000, False), "version": 3}
 
@@ -52,13 +52,13 @@ def test_an_array_of_an_unknown_library_is_described_and_kept(value: Any) -> Non
     assert arrays.storage(value) == (0x1000, 0, None)
     assert arrays.kind(value) == ("<f4", (4, 2), "cuda")
     assert arrays.place(value) == (0x1000, None)
-    assert home(value) is None
+    assert piece_of(value) is None
 
 
 def test_tensors_of_torch_are_torchs() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(3)
     assert interface_of(tensor) is None
-    found = home(tensor[1:])
+    found = piece_of(tensor[1:])
     assert found is not None
     assert (found.address, found.nbytes) == (tensor.data_ptr(), 12)

@@ -26,8 +26,7 @@ from breakable_cuda_graphs import (
 )
 from breakable_cuda_graphs._driver import bindings, contexts
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.frameworks import loaded, raw
-from breakable_cuda_graphs.replay import sequence as sequences
+from breakable_cuda_graphs.frameworks import choose, loaded, raw
 from helping import (
     Boom,
     a_stream,
@@ -146,7 +145,7 @@ def numba(bare_device: Any, monkeypatch: Any) -> Iterator[Any]:
     driver = bindings.current()
     driver.cuCtxSetCurrent(types.CUcontext(contexts.primary(driver, 0)))
     framework = raw.RawFramework(driver, contexts.primary(driver, 0))
-    monkeypatch.setattr(sequences.frameworks, "choose", lambda driver, stream: framework)
+    monkeypatch.setattr(choose, "framework_for", lambda driver, stream: framework)
     driver_module = python_types.SimpleNamespace(Context=Context, _PendingDeallocs=PendingDeallocs)
     cuda = python_types.SimpleNamespace(
         cudadrv=python_types.SimpleNamespace(

@@ -20,10 +20,9 @@ from breakable_cuda_graphs import (
 )
 from breakable_cuda_graphs._driver import bindings, contexts, release
 from breakable_cuda_graphs._driver.bindings import types
-from breakable_cuda_graphs.frameworks import raw
+from breakable_cuda_graphs.frameworks import choose, raw
 from breakable_cuda_graphs.frameworks.protocols import Birth
-from breakable_cuda_graphs.replay import sequence as sequences
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 from helping import Boom, in_thread, wait
 
 U32 = ctypes.c_uint32
@@ -72,7 +71,7 @@ def bench(bare_device, monkeypatch):
     driver = bindings.current()
     driver.cuCtxSetCurrent(types.CUcontext(contexts.primary(driver, 0)))
     framework = raw.RawFramework(driver, contexts.primary(driver, 0))
-    monkeypatch.setattr(sequences.frameworks, "choose", lambda driver, stream: framework)
+    monkeypatch.setattr(choose, "framework_for", lambda driver, stream: framework)
     made = Bench()
     yield made
     made.close()
@@ -211,7 +210,7 @@ def test_a_copy_of_graphs_by_embedding_in_a_capture_of_the_users(bench):
 
 
 def test_no_array_is_known(bench):
-    framework = sequences.frameworks.choose(None, None)
+    framework = choose.framework_for(None, None)
     assert not framework.arrays.owns(object())
     with pytest.raises(AttributeError):
         framework.arrays.alias(object())

@@ -9,8 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from breakable_cuda_graphs import WorkspaceWarning  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import workspaces  # noqa: E402
 from helping import in_thread  # noqa: E402
+
+LOOK = workspaces._look
 
 
 class Stream:
@@ -60,6 +63,15 @@ def test_they_are_made_for_each_block_since_anybody_may_have_cleared_some(alloca
         workspaces.make(0, Stream())
     assert allocator.products == [True, True, True]
     assert allocator.routes == 0
+
+
+def test_a_workspace_in_memory_of_others_is_told_at_the_users_line(allocator, monkeypatch):
+    monkeypatch.setattr(workspaces, "_look", LOOK)
+    monkeypatch.setattr(workspaces, "_ranges", {})
+    monkeypatch.setattr(workspaces, "snapshot", lambda pool: [])
+    with pytest.warns(WorkspaceWarning, match="ordinary memory") as caught:
+        workspaces.make_first(0, Stream())
+    assert caught[0].filename == __file__
 
 
 def test_autograds_thread_gets_its_own_where_it_may_need_it(allocator):

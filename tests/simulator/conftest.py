@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
+from breakable_cuda_graphs.simulator import SimulatedDriver
 from raw_calls import INVALIDATED, code, ok
 
 

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel, current_launch
+from breakable_cuda_graphs.simulator import SimulatedKernel, current_launch
 from raw_calls import (
     arguments,
     begin,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedKernel
 from breakable_cuda_graphs.simulator.world import World
 from raw_calls import (
     GLOBAL,

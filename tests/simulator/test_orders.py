@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
+from breakable_cuda_graphs.simulator import SimulatedDriver
 from raw_calls import here, memset_params, ok, words
 
 

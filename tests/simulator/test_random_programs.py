@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedDriver, SimulatedKernel
 from raw_calls import THREAD_LOCAL, begin, edges, kernel_params, launch_kernel, ok, words
 
 pytest.importorskip("hypothesis")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from breakable_cuda_graphs._driver import bindings
-from breakable_cuda_graphs.simulator.driver import SimulatedDriver
-from breakable_cuda_graphs.simulator.kernels import SimulatedKernel
+from breakable_cuda_graphs.simulator import SimulatedDriver, SimulatedKernel
 from raw_calls import begin, code, fill, kernel_params, ok
 
 NOTHING = SimulatedKernel(lambda: None)

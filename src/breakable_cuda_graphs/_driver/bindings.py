@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import cuda.bindings
 from cuda.bindings import driver as types
@@ -26,22 +26,19 @@ from . import errors, process
 
 __all__ = ["CaptureInfo", "Driver", "binding_version", "current", "types", "use"]
 
-
 SIMULATOR_VARIABLE = "BREAKABLE_CUDA_GRAPHS_SIMULATOR"
 
-
 _SUCCESS = 0
-
 
 #: INVALID_VALUE, NOT_FOUND and NOT_SUPPORTED: what asking for an attribute or an address that a thing
 #: does not have is answered with.
 INVALID_VALUE = 1
-
 _NO_SUCH_THING = (INVALID_VALUE, 500, 801)
-
 
 #: How many nodes to ask for at first: small graphs are read in one call instead of two.
 _GUESS = 4
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(slots=True)  # made in half the time of a named tuple
@@ -77,6 +74,14 @@ class Driver:
         self._add_dependencies = self._newest("cuGraphAddDependencies", "_v2")
         self._remove_dependencies = self._newest("cuGraphRemoveDependencies", "_v2")
         self._add_node = self._newest("cuGraphAddNode", "_v2")
+
+    def once(self, make: Callable[[Driver, Any], _Made], where: Any) -> _Made:
+        """What is made once for this driver and a device, a context or a module, and kept."""
+        key = (make, where)
+        if key not in self.cache:
+            self.cache.setdefault(key, make(self, where))
+        made: _Made = self.cache[key]
+        return made
 
     # ---- calls
 
@@ -228,8 +233,10 @@ class Driver:
 
 # ---------------------------------------------------------------- which driver is in use
 
-_current: Driver | None = None
+#: Makes the driver that `SIMULATOR_VARIABLE` asks for; set by the package, whose rooms know of one.
+substitute: Callable[[], Driver] | None = None
 
+_current: Driver | None = None
 _lock = threading.Lock()
 
 
@@ -260,10 +267,8 @@ def use(driver: Driver | None) -> Driver | None:
 
 
 def _first_driver() -> Driver:
-    if os.environ.get(SIMULATOR_VARIABLE, "") not in ("", "0"):
-        from ..simulator.driver import SimulatedDriver
-
-        return Driver(SimulatedDriver(), simulated=True)
+    if substitute is not None and os.environ.get(SIMULATOR_VARIABLE, "") not in ("", "0"):
+        return substitute()
     if process.driver_lost_in_fork():
         raise errors.driver_lost_in_fork()
     try:

@@ -16,17 +16,14 @@ from .handles import EventHandle
 
 _NOT_READY, _CONTEXT_IS_DESTROYED = 600, 709
 
-
 #: Things that `hold` keeps before it waits.
 _MOST_HELD = 256
-
 
 #: Handles of streams that live as long as their context does: the legacy stream, and those that a
 #: framework never destroys (it adds them). Of any other, the driver may give the handle to a new stream
 #: once the old one has been destroyed, with its work still running; and 2 is one handle for the default
 #: streams of all threads. So the same handle then does not mean the same stream.
 lasting: set[int] = {0, 1}
-
 
 _events: set[EventHandle] = set()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,16 +33,12 @@ __all__ = [
     "with_handles",
 ]
 
-
 types = bindings.types
-
 
 #: Two bodies in one IF node are right from this driver on.
 _TWO_BODIES = 13000
 
-
 _ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
-
 
 _SOURCE = """
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
@@ -73,9 +68,7 @@ extern "C" __global__ void breakable_set_choice(
 }
 """
 
-
 CONDITION, CHOICE = "breakable_set_condition", "breakable_set_choice"
-
 
 _LAYOUTS: dict[str, tuple[Any, ...]] = {
     CONDITION: (
@@ -115,36 +108,8 @@ def prepare(driver: bindings.Driver) -> None:
 
 def _function(driver: bindings.Driver, name: str) -> Any:
     if driver.simulated:
-        return _simulated(driver, name)
+        return driver.module.setter_kernel(name, _LAYOUTS[name]).handle
     return nvrtc.function(driver, _SOURCE, name)
-
-
-_simulated_setters: dict[tuple[int, str], Any] = {}
-
-
-def _simulated(driver: bindings.Driver, name: str) -> Any:
-    """The same kernels for the simulated device, made by its own package: no import points up."""
-    simulator = sys.modules[driver.module.__module__.rpartition(".")[0]]
-    SimulatedKernel, set_conditional = simulator.SimulatedKernel, simulator.set_conditional
-
-    def set_condition(
-        handle: int, opposite: int, flag: int, mask: int, size: int, has_opposite: int
-    ) -> None:
-        yes = bool(int.from_bytes(ctypes.string_at(flag, size), "little") & mask)
-        set_conditional(handle, int(yes))
-        if has_opposite:
-            set_conditional(opposite, int(not yes))
-
-    def set_choice(handle: int, index: int, sign: int, size: int) -> None:
-        value = int.from_bytes(ctypes.string_at(index, size), "little")
-        outside = value & sign or value > 0xFFFFFFFE
-        set_conditional(handle, 0xFFFFFFFF if outside else value)
-
-    body = set_condition if name == CONDITION else set_choice
-    key = (id(driver), name)
-    if key not in _simulated_setters:
-        _simulated_setters[key] = SimulatedKernel(body, _LAYOUTS[name], name=name)
-    return _simulated_setters[key].handle
 
 
 def setter(driver: bindings.Driver, parts: Parts, scalar: Scalar, context: int) -> Kernel:
@@ -209,6 +174,11 @@ class Made:
     nodes: tuple[Any, ...]
     works: tuple[Conditional, ...]
     bodies: tuple[Any, ...]
+
+    @property
+    def known(self) -> dict[int, Conditional]:
+        """What the nodes do, by their numbers."""
+        return {int(node): work for node, work in zip(self.nodes, self.works, strict=True)}
 
     @property
     def together(self) -> dict[int, tuple[int, ...]]:

@@ -1,6 +1,7 @@
-"""TODO _driver.errors.
+"""The texts of errors about driver calls, handles and processes.
 
-The hard problem: TODO
+The hard problem: the driver answers with a number and no word of what was tried, so the call's name, the
+code's own name and what to look at next are put beside it.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ from typing import Any, Self
 from . import bindings, errors, process, release
 
 _NON_BLOCKING = 1
-
 _DISABLE_TIMING = 2
-
 
 #: AUTO_FREE_ON_LAUNCH | USE_NODE_PRIORITY: what torch instantiates with, and what we do too.
 INSTANTIATE_FLAGS = 1 | 8

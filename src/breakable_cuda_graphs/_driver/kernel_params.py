@@ -19,9 +19,7 @@ from .enums import KERNEL
 #: Bytes of an argument that is filled as a whole: pointers and numbers, or an array of a few of them.
 SMALL = 64
 
-
 _PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
-
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 

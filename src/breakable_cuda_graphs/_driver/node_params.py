@@ -43,19 +43,14 @@ from .enums import (
 
 types = bindings.types
 
-
 Dim = tuple[int, int, int]
-
 
 #: CUstreamWaitValue_flags: how a wait compares, by number; the rest of the flags is above
 WAITS = ("wait_geq", "wait_eq", "wait_and", "wait_nor")
-
 _COMPARISON = 3
-
 
 #: `cuGraphNodeGetParams`, which reads conditional nodes too, came with this driver.
 _GENERIC_GETTER = 13020
-
 
 _WORD = 8
 

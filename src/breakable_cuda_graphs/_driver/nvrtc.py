@@ -17,13 +17,10 @@ from . import bindings, errors, release
 
 types = bindings.types
 
-
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-
 
 #: (driver, context, source) -> module. Never unloaded: graphs name its functions.
 _modules: dict[tuple[int, int, str], Any] = {}
-
 _lock = threading.Lock()
 
 

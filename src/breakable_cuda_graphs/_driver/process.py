@@ -14,10 +14,8 @@ import sys
 #: Counts the forks above this process. An object made under another number came from a parent.
 epoch = 0
 
-
 #: True once the interpreter has begun to exit: from then on handles are leaked on purpose.
 exiting = False
-
 
 _driver_used_in_epoch: int | None = None
 
@@ -49,5 +47,4 @@ def _at_exit() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
 atexit.register(_at_exit)

@@ -27,17 +27,12 @@ from . import bindings, process
 #: call does nothing.
 Release = Callable[[], None]
 
-
 _queue: deque[tuple[int, Release]] = deque()
-
 _draining = threading.Lock()
-
 
 _RELAXED = 2
 
-
 _log = logging.getLogger("breakable_cuda_graphs")
-
 
 # The captures of this library that are open in the process; a set, so that noting one twice, after an
 # interrupt, is no harm. Adding and discarding are atomic.
@@ -69,7 +64,6 @@ def leak(
 
 #: One more capture is open: nothing is released until it has ended.
 capture_opened: Callable[[object], None] = _open.add
-
 
 #: A capture has ended; the caller drains when it has put everything else in order.
 capture_closed: Callable[[object], None] = _open.discard

@@ -36,9 +36,7 @@ from .node_params import (
 
 types = bindings.types
 
-
 _BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
-
 
 _PINNED, _DEVICE_LOCATION = 1, 1  # CUmemAllocationType, CUmemLocationType
 
@@ -323,7 +321,7 @@ def set_enabled(driver: bindings.Driver, executable: Any, node: Any, enabled: bo
 # ---------------------------------------------------------------- whole graphs
 
 
-class Refusal(NamedTuple):
+class UpdateRefusal(NamedTuple):
     """Why a whole-graph update failed: the code, CUgraphExecUpdateResult, and two nodes (0: none).
 
     `node` is one of the new graph; `source` is the other end of a bad edge.
@@ -348,13 +346,11 @@ UPDATE_RESULTS = {
     8: "ATTRIBUTES_CHANGED",
 }
 
-
 _UPDATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-
 _UPDATE_VERSION = 12000
 
 
-def update_exec(driver: bindings.Driver, executable: Any, graph: Any) -> Refusal | None:
+def update_exec(driver: bindings.Driver, executable: Any, graph: Any) -> UpdateRefusal | None:
     """`cuGraphExecUpdate`: None when it worked, else why not.
 
     The bindings drop the result struct of a failed call, so this one goes to the driver's entry.
@@ -368,7 +364,7 @@ def update_exec(driver: bindings.Driver, executable: Any, graph: Any) -> Refusal
         result = int(info.result)
     except ValueError:  # newer than the bindings
         result = 1
-    return Refusal(int(code), result, int(info.errorNode), int(info.errorFromNode))
+    return UpdateRefusal(int(code), result, int(info.errorNode), int(info.errorFromNode))
 
 
 def set_child(driver: bindings.Driver, executable: Any, node: Any, graph: Any) -> int:

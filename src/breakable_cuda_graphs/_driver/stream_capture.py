@@ -30,11 +30,8 @@ MODES = {
     "relaxed": bindings.types.CUstreamCaptureMode(2),
 }
 
-
 UNJOINED = 904
-
 INVALIDATED = 901
-
 IMPLICIT = 906
 
 

@@ -1,6 +1,7 @@
-"""TODO _driver.survey.
+"""One look at the graph of an open capture: kinds, addresses, copies, and what nobody waits for.
 
-The hard problem: TODO
+The hard problem: a failed end takes the graph along, so what an error or the memory's book-keeping will
+need has to be read just before, at every segment, and must therefore be quick.
 """
 
 from __future__ import annotations
@@ -141,9 +142,7 @@ def _end_of_copy(memory_type: Any, host: Any, device: Any) -> int:
 
 
 _OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
-
 _OPERATIONS_AT, _COUNT_AT = 16, 8  # in CUDA_BATCH_MEM_OP_NODE_PARAMS
-
 
 #: CUstreamBatchMemOpType with an address: waits and writes of 32 and of 64 bits
 _ADDRESSED = {1, 2, 4, 5}

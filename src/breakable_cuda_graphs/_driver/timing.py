@@ -30,13 +30,9 @@ extern "C" __global__ void pass_time(unsigned long long nanoseconds) {
 }
 """
 
-
 _FILLS = 32  # in one graph
-
 _FILL_BYTES = (1 << 10, 1 << 20, 1 << 23, 1 << 25)  # tried in turn
-
 _WORTH = 4  # a launch of fills has to take the device so many times what it takes the host
-
 _TRIES = 5
 
 

@@ -37,7 +37,6 @@ from .node_params import Child, Conditional, Reader
 
 types = bindings.types
 
-
 #: Kinds that can be made again from what is read of them.
 MOVABLE = frozenset(
     {
@@ -54,10 +53,8 @@ MOVABLE = frozenset(
     }
 )
 
-
 #: Kinds that the bodies of conditional nodes may hold (CUDA driver API, conditional nodes).
 IN_BODIES = frozenset({KERNEL, MEMCPY, MEMSET, CHILD, EMPTY, CONDITIONAL})
-
 
 _OWNED = {MEM_ALLOC, MEM_FREE}
 

@@ -59,7 +59,6 @@ class Unfinished:
 #: In the order in which they began; a dict for that. Adding and removing are atomic.
 pending: dict[Unfinished, None] = {}
 
-
 #: Nothing is made or called while it is held: wherever that happens the collector may come, and end a
 #: block that this thread has lost, or a signal's handler, which may do anything.
 _lock = threading.Lock()

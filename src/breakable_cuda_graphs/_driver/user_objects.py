@@ -15,16 +15,11 @@ from typing import Any
 from . import bindings
 
 _NO_DESTRUCTOR_SYNC = 1
-
 _MOVE = 1
-
 _SEMAPHORE_BYTES = 64  # sizeof(sem_t) is 32 on 64-bit Linux
 
-
 _libc = ctypes.CDLL(None)
-
 _held: list[tuple[Any, object]] = []
-
 _lock = threading.Lock()
 
 

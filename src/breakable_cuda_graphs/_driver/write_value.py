@@ -17,7 +17,6 @@ from . import bindings
 #: Writes a word: a stream, an address (CUdeviceptr) and a number from 0 to 2**64 - 1.
 Writer = Callable[[Any, Any, int], None]
 
-
 _HALF = 1 << 32
 
 

@@ -1,9 +1,8 @@
-"""Names for parts of a capture, and the Python lines that captured each node.
+"""`annotate`: names for parts of a capture.
 
 The hard problem: kernels are launched by many libraries, by autograd's thread too, and none of them
-says who asked for it. A scope is noted by counting nodes (see `journals.py`). Lines are noted in the
-same way, by asking for the count at every line of Python that runs: slow, and therefore only done
-when a capture is told to (`record_stacks=True`).
+says who asked for it. So a scope is noted by counting nodes, when it begins and when it ends
+(`graph.capture_notes`), in whichever capture the calling thread is in.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from ..graph.capture_notes import Page
 from ..graph.recording import open_recording
 from . import open_blocks
-from .open_blocks import of_block
 
 __all__ = ["annotate"]
 
@@ -47,4 +45,4 @@ def current_page() -> Page | None:
     if not open_blocks.open_blocks:
         return None
     block = open_blocks.find()
-    return None if block is None else of_block(block)
+    return None if block is None else block.page()

@@ -1,8 +1,8 @@
-"""breakable_graph: open a segment, break, open the next, close.
+"""One open block: open a segment, break, open the next, close.
 
 The hard problem: user code runs between every two of our driver calls and may fail, be interrupted,
 call from another thread or hide an error. A block therefore always knows one thing, whether a
-segment is open, and whatever happens passes through `_close_open_segment`; the user's exception is
+segment is open, and whatever happens passes through `put_back`; the user's exception is
 never replaced, and a block that lost a segment is poisoned, so that nothing goes on as if it had
 not. State changes are: prepare, one driver call, commit.
 
@@ -16,46 +16,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from .._driver import bindings, contexts, enums, kernel_params, release, stream_capture, unfinished
 from .._driver.completion import join
 from .._driver.stream_capture import Status
 from .._driver.survey import Survey
-from ..errors import CaptureError, ProcessError, ReplayError, note
-from ..frameworks import companions, find
-from ..frameworks.protocols import Arrays, Captured, Framework
+from ..errors import CaptureError, ProcessError, ReplayError, note, other_context, while_closing
+from ..frameworks import companions
+from ..frameworks.protocols import Captured, Found, Framework
 from ..frameworks.streams import DEFAULT_STREAMS, as_handle, refuse_default
-from ..graph.capture_notes import Journal
-from ..graph.errors import left_elsewhere, other_context, unjoined, while_closing
-from ..replay.sequence import CUDAGraphSequence
-from ..sequence import pytree, source_lines, static_results
-from ..sequence.memory import Memory, Rules
+from ..graph.errors import left_elsewhere, unjoined
+from ..sequence import pytree, source_lines
+from ..sequence.memory import Memory, Rules, Use
 from ..sequence.segments import EagerSegment, GraphSegment
+from ..sequence.state import SequenceState
 from . import errors, open_blocks, refusals
+from .break_call import BreakCalls
 from .stacks import StackRecorder
-
-_HOLD_LIMIT = 4 << 20
-
 
 _END = "the end of the block"  # where a last segment ends
 
-
 _KERNELS = frozenset({enums.KERNEL})
-
-
-_NOWHERE: frozenset[int] = frozenset()
-
 
 _OURS = (CaptureError, ReplayError, ProcessError)
 
 
-class Block(unfinished.Unfinished):
+class Block(open_blocks.OpenBlock):
     """One open `breakable_graph` block."""
 
     def __init__(
-        self, sequence: CUDAGraphSequence, stream: Any, mode: str,
+        self, sequence: SequenceState, stream: Any, mode: str,
         barrier_fn: Callable[[], object] | None, generators: tuple[Any, ...], rules: Rules,
         host_nodes: str,
     ) -> None:  # fmt: skip
@@ -75,23 +67,16 @@ class Block(unfinished.Unfinished):
         except BaseException:
             self._leave_device()
             raise
-        self.find_arrays = find.finder(self.framework)
+        self._breaks = BreakCalls(self.framework, self.session, sequence._memory, rules)
         self._host_is_device = self.driver.simulated and self.framework.name != "raw"
         self._ambient: Any = None
         self._segments: list[GraphSegment | EagerSegment] = []
         self._first_index = 0  # earlier blocks of the sequence have made so many
         self._memory_mark: Any = None
-        self._is_open = False  # a segment is being captured
         self._reader = kernel_params.KernelReader(self.driver)
-        self._held: list[Any] = []  # memory of arguments of breaks, until the block ends
-        self._held_bytes = 0
-        self.in_break = ""  # the name of the break that runs now
         self._place = source_lines.user_place()  # where the present segment began
-        self._poison: BaseException | None = None
         self._stacks: StackRecorder | None = None
-        self.journal: Journal | None = None  # begun by whoever first has something to note
         self.before_commit: Callable[[], object] | None = None  # all has been captured well
-        self.in_body = ""  # the part of a conditional node that is being captured now
 
     def _choose_framework(self, stream: Any) -> Framework:
         if stream is None:
@@ -108,7 +93,7 @@ class Block(unfinished.Unfinished):
         try:
             self._stream_object = self._pool.lease(self) if stream is None else stream
             self.stream = bindings.types.CUstream(as_handle(self._stream_object))
-            self._handle = int(self.stream)
+            self.handle = int(self.stream)
             self.session = companions.session(
                 self.framework, self._pool, self._stream_object, self.mode, generators
             )
@@ -153,12 +138,12 @@ class Block(unfinished.Unfinished):
             with release.relaxed_thread():
                 self._ambient = bindings.types.CUstream(self.framework.current_stream())
                 self.session.enter()
-                self._pool.mark.order_after(self._handle, self.stream)
+                self._pool.mark.order_after(self.handle, self.stream)
                 join(self.driver, self.stream, self._ambient)
             open_blocks.add(self)
             self._begin_segment()
             if record_stacks:
-                self._stacks = StackRecorder(self)
+                self._stacks = StackRecorder(self.page)
                 self._stacks.start()
         except BaseException as error:
             self._end(True, error)
@@ -170,7 +155,7 @@ class Block(unfinished.Unfinished):
         for stream in (self.stream, ambient):
             if stream_capture.status(self.driver, stream) is not Status.NONE:
                 raise errors.nested_block(bool(open_blocks.find()))
-        if any(block._handle == self._handle for block in open_blocks.open_blocks):
+        if any(block.handle == self.handle for block in open_blocks.open_blocks):
             raise errors.nested_block(True)
 
     def close(self, error: BaseException | None) -> None:
@@ -210,7 +195,7 @@ class Block(unfinished.Unfinished):
         """All segments have been captured: make what replays them."""
         with release.relaxed_thread():
             # From the commit on another thread may replay: it has to wait for what the breaks did.
-            self._pool.mark.record(self._handle, self.stream)
+            self._pool.mark.record(self.handle, self.stream)
             self.sequence._commit(self.framework, self._segments)
 
     def _end(self, failed: bool, error: BaseException | None) -> None:
@@ -231,7 +216,8 @@ class Block(unfinished.Unfinished):
 
     def is_at_work(self) -> bool:
         """Whether this thread is inside the block's beginning or end."""
-        return unfinished.is_running(self, _WORK)
+        work = (Block.open, Block.close, Block.put_back)
+        return unfinished.is_running(self, frozenset(method.__code__ for method in work))
 
     def place(self) -> tuple[bindings.Driver, int]:
         """Where its streams are."""
@@ -257,9 +243,9 @@ class Block(unfinished.Unfinished):
                 step()
             except Exception as problem:
                 problems.append(problem)
-        self._held.clear()
-        self._poison = None  # it may hold this frame: no cycle is left for the collector
-        if not self._is_open:  # one that could not be ended is tried again by the next use
+        self._breaks.forget()
+        self.poison = None  # it may hold this frame: no cycle is left for the collector
+        if not self.is_open:  # one that could not be ended is tried again by the next use
             unfinished.pending.pop(self, None)
         return problems
 
@@ -277,7 +263,7 @@ class Block(unfinished.Unfinished):
             return
         with release.relaxed_thread():
             join(self.driver, self._ambient, self.stream)
-            self._pool.mark.record(self._handle, self.stream)
+            self._pool.mark.record(self.handle, self.stream)
 
     def _roll_back(self) -> None:
         """Take out of the sequence what this block has put into it, unless it is to stay."""
@@ -292,14 +278,13 @@ class Block(unfinished.Unfinished):
     # ---- one segment
 
     def _begin_segment(self) -> None:
-        self._is_open = True  # before the call: what fails halfway has to be ended too
+        self.is_open = True  # before the call: what fails halfway has to be ended too
         try:
             self.session.begin()
         except BaseException as error:
-            self._poison = error
-            is_ours = isinstance(error, CaptureError)
+            self.poison = error
             # Another thread's call may kill a capture as it begins.
-            if not is_ours and _speaks_of_capture(error):
+            if not isinstance(error, CaptureError) and refusals.speaks_of_capture(error):
                 for text in (errors.place(self.next_index), *errors.advice(self.mode, error)):
                     note(error, text)
             try:
@@ -313,7 +298,7 @@ class Block(unfinished.Unfinished):
         try:
             self._finish_segment(self.next_index, where)
         except BaseException as error:
-            self._poison = error  # the body may hide it
+            self.poison = error  # the body may hide it
             raise
 
     def _finish_segment(self, index: int, where: str) -> None:
@@ -326,16 +311,22 @@ class Block(unfinished.Unfinished):
         if info.graph is not None:
             survey = Survey(self._reader, info.graph, info.dependencies)
             if survey.dangling:
-                names, streams = self._dangling(info, survey)
+                names = survey.names(survey.missed or survey.dangling)
+                if self._debug:
+                    streams = refusals.unjoined_streams(self.driver, info, survey.dangling)
         captured = self.session.end(survey)
         graph, problem = captured.graph, captured.problem
-        self._is_open = graph is None  # what is left of it then is ended by `abandon`
+        self.is_open = graph is None  # what is left of it then is ended by `abandon`
         if survey is not None and survey.kinds != _KERNELS:
-            problem = problem or self._trap(index, where, survey)
+            problem = problem or refusals.find_trap(
+                self.driver, survey, index, where, is_last=where == _END,
+                allows_host_nodes=self._allows_host_nodes, host_is_device=self._host_is_device,
+            )  # fmt: skip
         if survey is not None and survey.missed:
             problem = unjoined(index, where, names, streams)
         if graph is None:
-            problem = self._reason(index, where, captured.code, names, streams)
+            cause = self.driver.error("cuStreamEndCapture", captured.code)
+            problem = refusals.reason(index, where, self.mode, cause, names, streams)
         if problem is not None:
             self._refuse(captured, problem)
         assert graph is not None
@@ -351,46 +342,18 @@ class Block(unfinished.Unfinished):
             memory = self.sequence._memory
             memory.note_segment(survey, self.session, self._rules, index, self._place)
 
-    def _trap(self, index: int, where: str, survey: Survey) -> Exception | None:
-        """What the segment holds that no replay can do right."""
-        return refusals.find_trap(
-            self.driver, survey, index, where, is_last=where == _END,
-            allows_host_nodes=self._allows_host_nodes, host_is_device=self._host_is_device,
-        )  # fmt: skip
-
-    def _reason(
-        self, index: int, where: str, code: int, names: list[str], streams: list[int]
-    ) -> Exception:
-        """What the driver's answer to the end of a capture means; `names` are of what dangled."""
-        if code == stream_capture.UNJOINED:
-            return unjoined(index, where, names, streams)
-        cause = self.driver.error("cuStreamEndCapture", code)
-        return errors.capture_lost(index, where, self.mode, cause)
-
-    def _dangling(self, info: bindings.CaptureInfo, survey: Survey) -> tuple[list[str], list[int]]:
-        """What nobody waits for, and on which streams, while the graph is there to be asked.
-
-        A leaf is no error by itself: NCCL records an event by a node that it adds by hand. Work is
-        one, even where the driver does not mind: it takes what NCCL began with `async_op=True` for
-        joined, and a `wait()` in a break then fails with no more than "invalid argument".
-        """
-        streams = []
-        if self._debug:
-            streams = refusals.unjoined_streams(self.driver, info, survey.dangling)
-        return survey.names(survey.missed or survey.dangling), streams
-
     def _refuse(self, captured: Captured, error: Exception) -> None:
         """A segment that ended cannot be used: give it back, poison the block, raise."""
         with release.relaxed_thread():
             captured.close()
-        self._poison = error
+        self.poison = error
         raise error
 
     def _abandon_segment(self) -> None:
         """End whatever is open, wanting nothing of it. Does nothing where nothing is open."""
-        if self._is_open:
+        if self.is_open:
             self.session.abandon()
-            self._is_open = False
+            self.is_open = False
 
     @property
     def next_index(self) -> int:
@@ -399,16 +362,11 @@ class Block(unfinished.Unfinished):
 
     # ---- breaks
 
-    @property
-    def is_in_segment(self) -> bool:
-        """Whether a segment is open now, and no break is running."""
-        return self._is_open and not self.in_break
-
     def holds_stream(self, handle: int) -> bool:
         """Whether a stream is this block's own, or one that was forked from it into its capture."""
-        if handle == self._handle:
+        if handle == self.handle:
             return True
-        if not self._is_open or handle in DEFAULT_STREAMS:
+        if not self.is_open or handle in DEFAULT_STREAMS:
             return False
         capture = self.driver.capture_info(bindings.types.CUstream(handle)).id
         return capture != 0 and capture == self.driver.capture_info(self.stream).id
@@ -441,12 +399,16 @@ class Block(unfinished.Unfinished):
         try:
             if self._barrier_fn is not None:
                 self._barrier_fn()
-            call = self._call if self._is_stream_current() else self._call_on_stream
-            value = call(function, args, kwargs, name, stub, static)
+            call = self._breaks.call if self._is_stream_current() else self._call_on_stream
+            value, segment = call(
+                function, args, kwargs, name, stub, static, self.next_index, self._place,
+                self._open_scopes(), self._check_return,
+            )  # fmt: skip
+            self._segments.append(segment)
             if len(unfinished.pending) > 1 and unfinished.end_inside(self):
                 raise errors.left_open_in_a_break(name)
         except BaseException as error:
-            self._poison = error
+            self.poison = error
             unfinished.end_inside(self)
             raise
         finally:
@@ -454,141 +416,30 @@ class Block(unfinished.Unfinished):
         self._begin_segment()
         return value
 
-    def _call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        name: str, stub: Callable[..., Any] | None, static: bool,
-    ) -> Any:  # fmt: skip
-        """Run a break's body (or its stub) once, and note what replays are to call."""
-        modes = self.framework.modes()
-        self.session.before_break()
-        before: list[Any] = []
-        given: dict[str, Any] = {}
-        own: pytree.Own = {}
-        stand_ins, addresses = (args, kwargs), _NOWHERE
-        if args or kwargs:
-            stand_ins, addresses = self._stand_ins(name, args, kwargs)
-            before = list(self._states(args, kwargs))
-            given = dict(self._inside(args, kwargs))
-            own = pytree.without_arrays(args, kwargs, self.find_arrays)
-        value = (function if stub is None else stub)(*args, **kwargs)
-        if self.framework.current_stream() != self._handle and not self.session.has_new_company():
+    def _check_return(self, name: str) -> None:
+        """A body has returned: it must have left the capture stream current."""
+        if self.framework.current_stream() != self.handle and not self.session.has_new_company():
             is_open = unfinished.end_inside(self)
             left = errors.left_open_in_a_break if is_open else errors.other_stream_left_current
             raise left(name)
-        static_results.refuse_used_up(name, (*args, *kwargs.values()))
-        for path, leaf, arrays, history, place in before:
-            if arrays.history(leaf) != history:
-                raise errors.history_changed(name, path)
-            if place is not None and arrays.place(leaf) != place:
-                raise errors.argument_moved(name, path)
-        if args or kwargs:
-            self._note_put(name, args, kwargs, given, own)
-        result = None
-        if static:
-            scene = static_results.Scene(
-                self.sequence._memory, self.session, self._rules, self.find_arrays, addresses
-            )
-            result = static_results.StaticResult(name, value, scene)
-            value = result.take()
-        elif value is not None:
-            call = (args, kwargs)
-            static_results.refuse_arrays(name, value, self.find_arrays, self.session, call)
-        segment = EagerSegment(
-            self.next_index, function, stand_ins[0], stand_ins[1], name=name,
-            place=self._place, scopes=self._open_scopes(), modes=modes, result=result, own=own,
-        )  # fmt: skip
-        self._segments.append(segment)
-        return value
 
     def _call_on_stream(self, *args: Any) -> Any:
-        """The same where the body has made another stream current than the capture's."""
+        """A break's call where the body has made another stream current than the capture's."""
         follower = companions.follower(self.framework)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.framework.stream_current(self._stream_object))
             if follower is not None:
-                stack.enter_context(follower.stream_current(self._handle))
-            return self._call(*args)
+                stack.enter_context(follower.stream_current(self.handle))
+            return self._breaks.call(*args)
 
     def _is_stream_current(self) -> bool:
         """Whether the capture stream is the current one, as a break needs it."""
         follower = companions.follower(self.framework)
-        follows = follower is None or follower.stands_at(self._handle)
-        return follows and self.framework.current_stream() == self._handle
+        follows = follower is None or follower.stands_at(self.handle)
+        return follows and self.framework.current_stream() == self.handle
 
     def _open_scopes(self) -> tuple[str, ...]:
         return () if self.journal is None else self.journal.open_labels
-
-    def _states(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterable[tuple[str, Any, Arrays, Any, Any]]:
-        """What a break has to leave as it is in its arguments: (path, array, its library, history, place)."""
-        for path, leaf in pytree.leaves_of_call(args, kwargs):
-            arrays = self.find_arrays(leaf)
-            if arrays is not None:
-                place = arrays.place(leaf) if arrays.can_alias(leaf) else None
-                yield path, leaf, arrays, arrays.history(leaf), place
-
-    def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-        """The arrays in the containers of a call, and those that its arrays have as attributes."""
-        for path, leaf in pytree.leaves_of_call(args, kwargs):
-            if self.find_arrays(leaf) is not None:
-                yield path, leaf
-                for name, value in getattr(leaf, "__dict__", {}).items():
-                    if self.find_arrays(value) is not None:
-                        yield f"{path}.{name}", value
-                if getattr(leaf, "is_leaf", False) and leaf.grad is not None:  # others warn
-                    yield f"{path}.grad", leaf.grad
-
-    def _note_put(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any],
-        own: pytree.Own,
-    ) -> None:  # fmt: skip
-        """Arrays that a break has made and put where replays put them into a copy or another place."""
-        known = {id(value) for value in given.values()}
-        known.update(id(leaf) for each in own.values() for _, leaf in pytree.leaves(each))
-        for path, value in self._inside(args, kwargs):
-            arrays = self.find_arrays(value)
-            assert arrays is not None
-            if path.endswith(".grad") and path not in given:
-                continue  # a first gradient, to which later calls add
-            if id(value) not in known and arrays.can_alias(value):
-                self.sequence._memory.note_put(value, arrays, name, path)
-
-    def _stand_ins(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], frozenset[int]]:
-        """The arguments as replays see them, and the memory that they lie in."""
-        addresses = set()
-        line = source_lines.line_of(self._place)
-        known: dict[int, Any] = {}  # one array given twice is one stand-in
-
-        def replace(leaf: Any, path: str) -> Any:
-            arrays = self.find_arrays(leaf)
-            if arrays is None:
-                return leaf
-            if id(leaf) in known:
-                return known[id(leaf)]
-            if arrays.can_alias(leaf):
-                address, nbytes, storage = arrays.storage(leaf)
-                addresses.add(address)
-                self._hold(storage, nbytes)
-            role = f"argument {path} of the break {name}, captured at {line}"
-            memory = self.sequence._memory
-            made = known[id(leaf)] = memory.argument(leaf, arrays, self.session, self._rules, role)
-            return made
-
-        made = pytree.rebuilt_call(args, kwargs, replace)
-        return made, frozenset(addresses)
-
-    def _hold(self, storage: Any, nbytes: int) -> None:
-        """Keep an argument's memory from being used again by later segments of this block.
-
-        A replay that a break ends early has then not touched what later segments wrote at the one
-        before. Worth a little memory, not more: as far as `_HOLD_LIMIT` goes.
-        """
-        if self._held_bytes + nbytes <= _HOLD_LIMIT:
-            self._held_bytes += nbytes
-            self._held.append(storage)
 
     # ---- embedding other sequences
 
@@ -598,7 +449,7 @@ class Block(unfinished.Unfinished):
         if segment._does_nothing:
             return
         args, kwargs = pytree.renewed_call(
-            segment.args, segment.kwargs, self.find_arrays, segment._own
+            segment.args, segment.kwargs, self._breaks.find_arrays, segment._own
         )
         self.run_break(body, args, kwargs, name=segment.name, stub=None, static=False)
 
@@ -607,6 +458,12 @@ class Block(unfinished.Unfinished):
         self.sequence._guests.append(thing)
         if memory is not None:
             self.sequence._memory.adopt(memory)
+
+    def take_inputs(self, found: list[Found], unknown: list[int], role: Use) -> None:
+        """Watch, or own, memory that captured work names, as the block was told to."""
+        if self._rules.looks_into_segments:
+            memory = self.sequence._memory
+            memory.take(found, unknown, self.session, self._rules, role)
 
     # ---- errors
 
@@ -621,46 +478,21 @@ class Block(unfinished.Unfinished):
             raise errors.break_on_other_device(name)
 
     def _raise_poison(self) -> None:
-        if self._poison is not None:
-            if isinstance(self._poison, CaptureError):
-                raise self._poison
-            raise errors.poisoned(self._poison) from self._poison
+        if self.poison is not None:
+            if isinstance(self.poison, CaptureError):
+                raise self.poison
+            raise errors.poisoned(self.poison) from self.poison
 
     def _advise(self, error: BaseException) -> None:
         """Notes on the user's exception, where it has to do with the capture."""
-        if not self._is_open or isinstance(error, _OURS):
+        if not self.is_open or isinstance(error, _OURS):
             return  # ours say what to do themselves
-        notes = []
         company = self.session.had_company or len(open_blocks.open_blocks) > 1
-        if company and _speaks_of_draws(error):
-            notes = [errors.advice_on_draws()]
-        elif self._status() is Status.INVALIDATED or _speaks_of_capture(error):
-            notes = errors.advice(self.mode, error)
-        if notes or source_lines.raised_by_a_library(error):
-            notes.insert(0, errors.place(self.next_index))
-        if not self._allows_host_nodes and self._holds_host_node():
-            notes.append(str(errors.host_nodes(self.next_index)))  # CuPy stumbles over its own
-        for text in notes:
+        is_lost = stream_capture.status(self.driver, self.stream) is Status.INVALIDATED
+        advice = refusals.advice(
+            error, self.next_index, self.mode, company=company, is_lost=is_lost
+        )
+        if not self._allows_host_nodes and refusals.holds_host_node(self.driver, self.stream):
+            advice.append(str(errors.host_nodes(self.next_index)))  # CuPy stumbles over its own
+        for text in advice:
             note(error, text)
-
-    def _holds_host_node(self) -> bool:
-        """Whether the open segment holds a host callback."""
-        graph = self.driver.capture_info(self.stream).graph
-        nodes = [] if graph is None else self.driver.graph_nodes(graph)
-        return any(kernel_params.node_type(self.driver, node) == enums.HOST for node in nodes)
-
-    def _status(self) -> Status:
-        return stream_capture.status(self.driver, self.stream)
-
-
-_WORK = frozenset(method.__code__ for method in (Block.open, Block.close, Block.put_back))
-
-
-def _speaks_of_capture(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and "captur" in str(error).lower()
-
-
-def _speaks_of_draws(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and (
-        "generator" in str(error) or "Offset increment" in str(error)
-    )

@@ -1,6 +1,7 @@
-"""TODO capture.breakable_graph.
+"""`breakable_graph`: the context manager that people use; checks what it is given and makes a block.
 
-The hard problem: TODO
+The hard problem: it may be left by an exception, never be left, or be left when another has ended its block
+already; each has to end in a block that is put back exactly once.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from typing import Any, Literal, NoReturn
 from .._driver import release, stream_capture, unfinished, user_objects
 from ..errors import bad_choice, bad_type, not_callable, not_copyable
 from ..graph.errors import block_not_open
-from ..replay.sequence import CUDAGraphSequence
 from ..sequence.memory import Rules
+from ..sequence.state import SequenceState
 from .block import Block
 
 __all__ = ["breakable_graph"]
 
-
 _MODES = tuple(stream_capture.MODES)
-
 
 _HOST_NODES = ("refuse", "allow")
 
@@ -58,7 +57,7 @@ class breakable_graph:
 
     def __init__(
         self,
-        cuda_graph: CUDAGraphSequence,
+        cuda_graph: SequenceState,
         stream: Any = None,
         capture_error_mode: str = "global",
         barrier_fn: Callable[[], object] | None = None,
@@ -69,7 +68,7 @@ class breakable_graph:
         record_stacks: bool = False,
         host_nodes: Literal["refuse", "allow"] = "refuse",
     ) -> None:
-        if not isinstance(cuda_graph, CUDAGraphSequence):
+        if not isinstance(cuda_graph, SequenceState):
             raise bad_type("cuda_graph", cuda_graph, "a CUDAGraphSequence")
         if capture_error_mode not in _MODES:
             raise bad_choice("capture_error_mode", capture_error_mode, _MODES)

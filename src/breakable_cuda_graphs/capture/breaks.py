@@ -19,12 +19,9 @@ from . import errors, open_blocks
 
 __all__ = ["force_no_graph", "is_in_breakable_graph", "no_graph"]
 
-
 _OUTPUTS = ("reject", "static")
 
-
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 

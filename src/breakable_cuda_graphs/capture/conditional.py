@@ -21,7 +21,6 @@ from .._driver import (
     contexts,
     enums,
     release,
-    set_params,
     stream_capture,
     transplant,
     user_objects,
@@ -30,16 +29,16 @@ from .._driver.bindings import types
 from .._driver.handles import GraphHandle
 from ..errors import not_callable
 from ..frameworks import choose
-from ..graph.build import as_scalar
+from ..graph.build import Condition, as_scalar, leaves
 from ..graph.capture_notes import Page
 from ..graph.errors import recording_lost
 from ..graph.part import check_body
 from ..graph.recording import Recording, open_recording
+from ..sequence.memory import Use
 from . import errors, open_blocks
-from .open_blocks import of_block
+from .open_blocks import OpenBlock
 
 __all__ = ["capture_if", "capture_while"]
-
 
 Body = Callable[[], None]
 
@@ -110,7 +109,7 @@ class _Scene(NamedTuple):
     stream: Any
     keep: Callable[[object], None]
     page: Page | None
-    block: Any
+    block: OpenBlock | None
 
 
 def _scene() -> _Scene | None:
@@ -120,9 +119,9 @@ def _scene() -> _Scene | None:
         return _of_recording(recording)
     block = open_blocks.find() if open_blocks.open_blocks else None
     if block is not None:
-        if not block._is_open:
+        if not block.is_open:
             return None  # in a break
-        return _Scene(block.driver, _capturing_stream(block), block.keep, of_block(block), block)
+        return _Scene(block.driver, _capturing_stream(block), block.keep, block.page(), block)
     return _of_somebody_else()
 
 
@@ -131,10 +130,10 @@ def _of_recording(recording: Recording) -> _Scene:
     return _Scene(recording.driver, recording.handle, keep, recording.page(), None)
 
 
-def _capturing_stream(block: Any) -> Any:
+def _capturing_stream(block: OpenBlock) -> Any:
     """The current stream, if it was forked from the block's own, else the block's own."""
     handle = block.framework.current_stream()
-    if handle and handle != block._handle and block.holds_stream(handle):
+    if handle and handle != block.handle and block.holds_stream(handle):
         return types.CUstream(handle)
     return block.stream
 
@@ -169,7 +168,10 @@ def _add(scene: _Scene, choice: int, flag: Any, bodies: list[Body], where: str) 
         _plant(scene, choice, scalar, recordings)
     scene.keep((owner, [recording.keep for recording in recordings]))
     if scene.block is not None:
-        _note_inputs(scene.block, recordings, where)
+        for recording in recordings:
+            scene.block.take_inputs(
+                *recording.inputs, Use(f"read or written in the body of {where}")
+            )
     else:  # nobody watches, so what the bodies name is kept
         scene.keep([recording.inputs[0] for recording in recordings])
 
@@ -187,22 +189,8 @@ def _require_same(scene: _Scene, before: list[int] | None, where: str) -> None:
         return
     error = errors.body_elsewhere(where)
     if scene.block is not None:
-        scene.block._poison = error  # the caller may hide it, and the work is there
+        scene.block.poison = error  # the caller may hide it, and the work is there
     raise error
-
-
-def _note_inputs(block: Any, recordings: list[Recording], where: str) -> None:
-    """The sequence watches, or owns, what bodies read as it does what segments read."""
-    memory, rules = block.sequence._memory, block._rules
-    if not (rules.check_liveness or rules.keep_inputs):
-        return
-    role = f"read or written in the body of {where}"
-    for recording in recordings:
-        found, unknown = recording.inputs
-        for piece in found:
-            memory._judge(piece, block.session, rules, role)
-        for address in unknown:
-            memory._unknown.setdefault(address, role)
 
 
 def _record(scene: _Scene, body: Body, where: str) -> Recording:
@@ -216,7 +204,7 @@ def _record(scene: _Scene, body: Body, where: str) -> Recording:
 
 
 @contextlib.contextmanager
-def _in_body(block: Any, where: str) -> Iterator[None]:
+def _in_body(block: OpenBlock | None, where: str) -> Iterator[None]:
     """Inside, a break of the block is refused: it would end the wrong capture."""
     if block is None:
         yield
@@ -236,32 +224,20 @@ def _plant(
     if info.graph is None:
         raise recording_lost(RuntimeError("the capture around it was invalidated"))
     context, graph = contexts.current(driver), info.graph
-    parts = conditionals.new_handles(driver, graph, context, choice, len(recordings))
-    setter = set_params.add(
-        driver, graph, info.dependencies, conditionals.setter(driver, parts, scalar, context)
-    )
-    made = conditionals.add_nodes(driver, graph, [setter], parts, context)
+    condition = Condition.of_graph(driver, graph, context, choice, len(recordings), scalar)
+    made = condition.add_nodes(graph, condition.add_setter(graph, info.dependencies))
     driver.update_capture_dependencies(stream, [made.nodes[-1]])
-    known = list(zip(made.nodes, made.works, strict=True))
+    known = made.known
     for body, recording in zip(made.bodies, recordings, strict=True):
         ground = transplant.Ground(driver, body, graph, context)
         source = recording.template.handle
         assert isinstance(source, GraphHandle)
         planted = transplant.transplant(ground, source, (), recording.template.known)
-        known += [(types.CUgraphNode(node), work) for node, work in planted.conditionals.items()]
+        known |= planted.conditionals
         if choice == enums.WHILE:
-            leaves = _leaves(driver, body)
-            set_params.add(
-                driver, body, leaves, conditionals.setter(driver, parts, scalar, context)
-            )
+            condition.add_setter(body, leaves(driver, body))
     if scene.page is not None:
-        nodes, works = [node for node, _ in known], [work for _, work in known]
-        scene.page.journal.note_conditionals(scene.page.segment, nodes, works, made.together)
-
-
-def _leaves(driver: bindings.Driver, graph: Any) -> list[Any]:
-    inner = {int(source) for source, _, _ in driver.graph_edges(graph)}
-    return [node for node in driver.graph_nodes(graph) if int(node) not in inner]
+        scene.page.journal.note_conditionals(scene.page.segment, known, made.together)
 
 
 def _is_true(flag: Any) -> bool:

@@ -1,6 +1,7 @@
-"""TODO capture.errors.
+"""The texts of errors that blocks and breaks raise.
 
-The hard problem: TODO
+The hard problem: a failed capture surfaces far from its cause, so each error carries the segment and the
+function that it speaks of, and says what to do about it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,6 @@ _OTHER_THREAD = (
     "If another thread was using CUDA at the time, its calls may be the cause: "
     'capture_error_mode="thread_local" leaves other threads alone.'
 )
-
 
 _EXPLAIN = "explain(fn, *args) lists all that cannot be captured in a function, with lines"
 
@@ -178,12 +178,10 @@ def place(segment: int) -> str:
 
 _NOT_OF_THIS_CAPTURE = ("uncaptured work", "event last recorded in a capturing stream")
 
-
 _WAITS_OUTSIDE = (
     "the segment waits for work that is not part of it, begun in a break or in an earlier segment (a "
     "collective with async_op=True, a side stream): wait for it where it was begun, or in a break"
 )
-
 
 _COMMUNICATOR = (
     "a process group makes its communicator at its first collective, which cannot be captured: run "

@@ -1,4 +1,4 @@
-"""What a captured segment must not hold: work that no replay can do right.
+"""Why a segment is refused, and what to say of an error that comes out of one.
 
 The hard problem: the driver captures all of it without a word. A host callback of Python is freed
 after its first call; memory of a stream-ordered allocation is there only while its own graph runs;
@@ -11,10 +11,13 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from .._driver import bindings, enums
+from .._driver import bindings, enums, kernel_params, stream_capture
 from .._driver.bindings import Driver
 from .._driver.survey import Survey, pageable_copy
+from ..errors import CUDAError
 from ..frameworks.streams import DEFAULT_STREAMS
+from ..graph.errors import unjoined
+from ..sequence.source_lines import raised_by_a_library
 from . import errors
 
 
@@ -35,6 +38,60 @@ def find_trap(
     found = None if host_is_device else pageable_copy(driver, survey)
     return None if found is None else errors.pageable_copy(index, *found)
 
+
+def reason(
+    index: int, where: str, mode: str, cause: CUDAError, names: list[str], streams: list[int]
+) -> Exception:
+    """What the driver's answer to the end of a capture means; `names` are of what dangled.
+
+    A leaf is no error by itself: NCCL records an event by a node that it adds by hand. Work is one, even
+    where the driver does not mind: it takes what NCCL began with `async_op=True` for joined, and a
+    `wait()` in a break then fails with no more than "invalid argument".
+    """
+    if cause.code == stream_capture.UNJOINED:
+        return unjoined(index, where, names, streams)
+    return errors.capture_lost(index, where, mode, cause)
+
+
+# ---------------------------------------------------------------- what to say of the user's own error
+
+
+def advice(
+    error: BaseException, index: int, mode: str, *, company: bool, is_lost: bool
+) -> list[str]:
+    """Notes for an exception of a block's body that has to do with the capture; none for any other.
+
+    `company`: other captures were open meanwhile. `is_lost`: the capture is invalidated.
+    """
+    texts = []
+    if company and _speaks_of_draws(error):
+        texts = [errors.advice_on_draws()]
+    elif is_lost or speaks_of_capture(error):
+        texts = errors.advice(mode, error)
+    if texts or raised_by_a_library(error):
+        texts.insert(0, errors.place(index))
+    return texts
+
+
+def holds_host_node(driver: Driver, stream: Any) -> bool:
+    """Whether the open capture of a stream holds a host callback."""
+    graph = driver.capture_info(stream).graph
+    nodes = [] if graph is None else driver.graph_nodes(graph)
+    return any(kernel_params.node_type(driver, node) == enums.HOST for node in nodes)
+
+
+def speaks_of_capture(error: BaseException) -> bool:
+    """Whether an error looks as if it were about a capture."""
+    return isinstance(error, RuntimeError) and "captur" in str(error).lower()
+
+
+def _speaks_of_draws(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and (
+        "generator" in str(error) or "Offset increment" in str(error)
+    )
+
+
+# ---------------------------------------------------------------- streams
 
 #: Read when a capture begins, not at import.
 VARIABLE = "BREAKABLE_CUDA_GRAPHS_DEBUG"

@@ -1,26 +1,22 @@
-"""TODO capture.stacks.
+"""The Python lines that captured each node (`record_stacks=True`).
 
-The hard problem: TODO
+The hard problem: kernels are launched by many libraries, and none of them says who asked for it. So at every
+line of Python that runs, the nodes are counted: what is new belongs to the line before. That is slow, and
+therefore only done when a capture is told to.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._driver.threads import Home
-from ..sequence.source_lines import is_library_file
-from .open_blocks import of_block
-
-if TYPE_CHECKING:
-    from .block import Block
+from ..graph.capture_notes import Page
+from ..sequence.source_lines import ROOT, is_library_file
 
 __all__ = ["StackRecorder"]
-
-
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 _DEEPEST = 32
 
@@ -34,8 +30,8 @@ class StackRecorder:
     coverage tool that traces the thread is set aside meanwhile.
     """
 
-    def __init__(self, block: Block) -> None:
-        self._block = block
+    def __init__(self, page: Callable[[], Page]) -> None:
+        self._page = page  # where to note what is captured now
         self._home = Home()
         self._previous: Any = None
         self._line: Line = ()
@@ -72,7 +68,7 @@ class StackRecorder:
         if segment != self._segment:
             self._segment, self._count = segment, 0
         if count > self._count:
-            journal = of_block(self._block).journal
+            journal = self._page().journal
             journal.note_stack(segment, self._count, count, _in_words(self._line))
         self._count = count
 
@@ -84,7 +80,7 @@ class StackRecorder:
         return self._trace
 
     def _where(self) -> tuple[int, int]:
-        page = of_block(self._block)
+        page = self._page()
         return page.segment, page.journal.size()
 
 
@@ -107,7 +103,7 @@ def _is_traced(frame: FrameType) -> bool:
         return False
     if _is_library(caller):
         name = caller.f_code.co_filename
-        return not name.startswith((_HERE, "<frozen"))
+        return not name.startswith((ROOT, "<frozen"))
     return caller.f_trace is not None
 
 

@@ -1,22 +1,22 @@
 """`explain`: what in a function cannot be captured, and which functions to mark.
 
-    running.py    one watched eager run: the order of things
-    watching.py   what was seen so far, and on whose line
-    frames.py     which frames are the user's
-    calls.py      calls that are patched while a function is watched
-    libraries.py  CuPy's and Numba's entry points among them
-    operators.py  torch's operators, as two modes see them (needs torch)
-    streams.py    which streams the work of a capture would reach
-    growing.py    memory that a call replaces, moves or keeps (needs torch)
-    compiling.py  compilation and autotuning (needs torch)
-    proposing.py  the smallest set of functions to mark
-    marking.py    mark a function for a while, wherever it is referred to
-    trial.py      capture with the marks, and compare with eager runs
-    states.py     the memory that a function reads and writes: saved, put back, compared (needs torch)
-    report.py     what is handed back, as objects and as a page
-    paths.py      one sequence, explained: what a replay does, and what falls back
+    errors.py        what is said where a function cannot be explained
+    marking.py       mark a function for a while, wherever it is referred to
+    frames.py        which frames are the user's
+    report.py        what is handed back, as objects and as a page
+    watching.py      what was seen so far, and on whose line
+    streams.py       which streams the work of a capture would reach
+    entry_points.py  the functions of CuPy and Numba that a user's call enters by
+    calls.py         calls that are patched while a function is watched
+    compiling.py     compilation and autotuning
+    growing.py       memory that a call replaces, moves or keeps (needs torch)
+    memory.py        the memory that a function reads and writes: saved, put back, compared (needs torch)
+    operators.py     torch's operators, as two modes see them (needs torch)
+    proposing.py     the smallest set of functions to mark
+    trial.py         capture with the marks, and compare with eager runs
+    running.py       one watched eager run: the order of things
 
-Nothing here is imported before `explain` is called, and torch only where it is loaded already.
+What needs torch is imported only by a run with torch.
 """
 
 from __future__ import annotations

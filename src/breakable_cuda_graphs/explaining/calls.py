@@ -15,7 +15,7 @@ from typing import Any
 
 from .._driver import bindings
 from . import entry_points, frames
-from .streams import Streams
+from .streams import WatchedStreams
 from .watching import Watch
 
 #: Functions of the driver (and, with another prefix, of the runtime), by what they are.
@@ -25,7 +25,6 @@ _WAITS = (
 )  # fmt: skip
 
 _CALLBACKS = ("LaunchHostFunc", "StreamAddCallback")
-
 _ALLOCATIONS = (
     "MemAlloc",
     "MemFree",
@@ -36,25 +35,21 @@ _ALLOCATIONS = (
     "Free",
 )
 
-
 #: Functions of the driver that put work on the stream at this place of their arguments.
 _WORKS = {
     "LaunchKernel": 8, "MemcpyAsync": 3, "MemcpyDtoDAsync": 3, "MemcpyHtoDAsync": 3,
     "MemcpyDtoHAsync": 3, "MemsetD8Async": 3, "MemsetD16Async": 3, "MemsetD32Async": 3,
 }  # fmt: skip
 
-
 _TORCH_WAITS = ("synchronize", "empty_cache", "ipc_collect")
-
 _STREAM_WAITS = ("synchronize", "query")
-
 _EVENT_WAITS = ("synchronize", "query", "elapsed_time")
 
 
-class Calls:
+class PatchedCalls:
     """The patched calls of one watched run."""
 
-    def __init__(self, watch: Watch, streams: Streams) -> None:
+    def __init__(self, watch: Watch, streams: WatchedStreams) -> None:
         self._watch, self._streams = watch, streams
         self._undo = contextlib.ExitStack()
 
@@ -184,7 +179,7 @@ class Calls:
 def _is_capturing(function: Callable[[], bool]) -> bool:
     """To code that goes another way while it is captured, the watched run is a capture; not to torch."""
     caller = frames.owner(sys._getframe(2).f_code.co_filename)
-    return function() if caller is frames.Owner.FRAMEWORK else True
+    return function() if caller is frames.CodeOwner.FRAMEWORK else True
 
 
 def _where_on_host(note: Callable[..., None]) -> Callable[..., None]:

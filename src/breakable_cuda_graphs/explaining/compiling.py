@@ -21,11 +21,10 @@ from .frames import Stack
 from .watching import Watch
 
 _WRAPPER = "compile_wrapper"
-
 _FILE = "_dynamo/eval_frame.py"
 
 
-class Modes(Protocol):
+class WatchModes(Protocol):
     """What has to be off in compiled code."""
 
     def on(self) -> None: ...
@@ -36,7 +35,7 @@ class Modes(Protocol):
 class CompiledCode:
     """Takes the modes off while a function of torch.compile runs."""
 
-    def __init__(self, watch: Watch, modes: Modes) -> None:
+    def __init__(self, watch: Watch, modes: WatchModes) -> None:
         self._watch, self._modes = watch, modes
         self._outermost: FrameType | None = None
         self.was_seen = False

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
-class Entry(NamedTuple):
+class EntryPoint(NamedTuple):
     """A function of a library: where it is, its name, what calling it means, what to call it."""
 
     owner: Any
@@ -26,14 +26,13 @@ class Entry(NamedTuple):
 
 
 _CUPY_READS = ("get", "item", "tolist", "__float__", "__int__", "__bool__", "__repr__", "__str__")
-
 _CUPY_RUNTIME = {
     "deviceSynchronize": "sync", "streamSynchronize": "sync", "eventSynchronize": "sync",
     "memcpy": "sync", "launchHostFunc": "callback", "streamAddCallback": "callback",
 }  # fmt: skip
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[EntryPoint]:
     """What can be seen of the libraries that are loaded."""
     cupy = sys.modules.get("cupy")
     if cupy is not None:
@@ -42,38 +41,40 @@ def entries() -> Iterator[Entry]:
         yield from _numba(sys.modules)
 
 
-def _cupy(cupy: Any) -> Iterator[Entry]:
+def _cupy(cupy: Any) -> Iterator[EntryPoint]:
     for name in _CUPY_READS:
-        yield Entry(cupy.ndarray, name, "host read", f"cupy.ndarray.{name}")
-    yield Entry(cupy.ndarray, "set", "pageable copy", "cupy.ndarray.set")
+        yield EntryPoint(cupy.ndarray, name, "host read", f"cupy.ndarray.{name}")
+    yield EntryPoint(cupy.ndarray, "set", "pageable copy", "cupy.ndarray.set")
     for name in ("array", "asarray", "ascontiguousarray"):
-        yield Entry(cupy, name, "pageable copy", f"cupy.{name}", from_host=True)
+        yield EntryPoint(cupy, name, "pageable copy", f"cupy.{name}", from_host=True)
     for name, kind in _CUPY_RUNTIME.items():
-        yield Entry(cupy.cuda.runtime, name, kind, f"cupy.cuda.runtime.{name}")
+        yield EntryPoint(cupy.cuda.runtime, name, kind, f"cupy.cuda.runtime.{name}")
     stream = cupy.cuda.stream._BaseStream  # of streams of all kinds, external ones too
-    yield Entry(stream, "synchronize", "sync", "cupy.cuda.Stream.synchronize")
-    yield Entry(stream, "launch_host_func", "callback", "cupy.cuda.Stream.launch_host_func")
-    yield Entry(stream, "add_callback", "callback", "cupy.cuda.Stream.add_callback")
-    yield Entry(cupy.cuda.Event, "synchronize", "sync", "cupy.cuda.Event.synchronize")
-    yield Entry(cupy.cuda.compiler, "_compile_with_cache_cuda", "compile", "CuPy's compiler")
+    yield EntryPoint(stream, "synchronize", "sync", "cupy.cuda.Stream.synchronize")
+    yield EntryPoint(stream, "launch_host_func", "callback", "cupy.cuda.Stream.launch_host_func")
+    yield EntryPoint(stream, "add_callback", "callback", "cupy.cuda.Stream.add_callback")
+    yield EntryPoint(cupy.cuda.Event, "synchronize", "sync", "cupy.cuda.Event.synchronize")
+    yield EntryPoint(cupy.cuda.compiler, "_compile_with_cache_cuda", "compile", "CuPy's compiler")
 
 
-def _numba(modules: Any) -> Iterator[Entry]:
+def _numba(modules: Any) -> Iterator[EntryPoint]:
     cuda = modules["numba.cuda"]
-    yield Entry(cuda, "synchronize", "sync", "numba.cuda.synchronize")
-    yield Entry(cuda, "to_device", "pageable copy", "numba.cuda.to_device", from_host=True)
+    yield EntryPoint(cuda, "synchronize", "sync", "numba.cuda.synchronize")
+    yield EntryPoint(cuda, "to_device", "pageable copy", "numba.cuda.to_device", from_host=True)
     driver = modules.get("numba.cuda.cudadrv.driver")
     if driver is not None:
-        yield Entry(driver.Stream, "synchronize", "sync", "numba.cuda.stream.synchronize")
-        yield Entry(driver.Stream, "add_callback", "callback", "numba.cuda.stream.add_callback")
-        yield Entry(driver.Event, "synchronize", "sync", "numba.cuda.event.synchronize")
+        yield EntryPoint(driver.Stream, "synchronize", "sync", "numba.cuda.stream.synchronize")
+        yield EntryPoint(
+            driver.Stream, "add_callback", "callback", "numba.cuda.stream.add_callback"
+        )
+        yield EntryPoint(driver.Event, "synchronize", "sync", "numba.cuda.event.synchronize")
     arrays = modules.get("numba.cuda.cudadrv.devicearray")
     if arrays is not None:
         array = arrays.DeviceNDArrayBase
-        yield Entry(array, "copy_to_host", "host read", "DeviceNDArray.copy_to_host")
+        yield EntryPoint(array, "copy_to_host", "host read", "DeviceNDArray.copy_to_host")
     dispatcher = modules.get("numba.cuda.dispatcher")
     if dispatcher is not None:
-        yield Entry(dispatcher._Kernel, "__init__", "compile", "Numba's compiler")
+        yield EntryPoint(dispatcher._Kernel, "__init__", "compile", "Numba's compiler")
 
 
 def is_on_host(value: Any) -> bool:

@@ -1,13 +1,12 @@
-"""TODO explaining.errors.
+"""What is said where a function cannot be explained.
 
-The hard problem: TODO
+The hard problem: to watch a function the whole process is changed, so much that has nothing to do with the
+function can forbid it. Each text therefore says what else has to stop first.
 """
 
 from __future__ import annotations
 
 from ..errors import CaptureError
-
-# ---------------------------------------------------------------- explain
 
 
 def explain_in_capture() -> CaptureError:

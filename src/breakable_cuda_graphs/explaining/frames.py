@@ -20,10 +20,11 @@ from enum import Enum
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
+from ..capture.breaks import no_graph
 from .marking import Callee, function_of
 
 
-class Owner(Enum):
+class CodeOwner(Enum):
     """Whose code a file is."""
 
     TOOL = "this folder"
@@ -35,11 +36,8 @@ class Owner(Enum):
 
 
 _TOOL = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
 _OURS = os.path.dirname(_TOOL.rstrip(os.sep)) + os.sep
-
 _PYTHON = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-
 _FRAMEWORKS = (
     "torch",
     "triton",
@@ -55,38 +53,33 @@ _FRAMEWORKS = (
 
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
-
 #: What Cython made of a framework has the path that it had where it was compiled.
 _COMPILED = (".pyx", ".pxi", ".pxd")
-
 
 #: The outermost frame of a thread that Python began.
 _THREAD = threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]
 
-
 #: What the user typed has no file either: `python -c`, the prompt, a notebook's cell.
 _TYPED = ("<string>", "<stdin>", "<console>", "<python-input", "<ipython-input")
 
-
 _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-
 #: A function marked @no_graph runs inside this one.
-_MARKED = (os.path.join(_OURS, "breaks.py"), "call")
+_MARKED = no_graph(lambda: None).__code__
 
 
 @functools.lru_cache(maxsize=4096)
-def owner(file: str) -> Owner:
+def owner(file: str) -> CodeOwner:
     """Whose code a file is, by its path."""
-    for prefix, whose in ((_TOOL, Owner.TOOL), (_OURS, Owner.OURS)):
+    for prefix, whose in ((_TOOL, CodeOwner.TOOL), (_OURS, CodeOwner.OURS)):
         if file.startswith(prefix):
             return whose
     if _is_framework(file) or file.endswith(_COMPILED):
-        return Owner.FRAMEWORK
+        return CodeOwner.FRAMEWORK
     if any(folder in file for folder in _PACKAGES):
-        return Owner.LIBRARY
+        return CodeOwner.LIBRARY
     is_generated = file.startswith("<") and not file.startswith(_TYPED)
-    return Owner.PYTHON if is_generated or file.startswith(_PYTHON) else Owner.USER
+    return CodeOwner.PYTHON if is_generated or file.startswith(_PYTHON) else CodeOwner.USER
 
 
 def _is_framework(file: str) -> bool:
@@ -98,7 +91,7 @@ def _is_framework(file: str) -> bool:
     return False
 
 
-class Place(NamedTuple):
+class StackLine(NamedTuple):
     """A line in a function, as a stack showed it."""
 
     file: str
@@ -108,7 +101,7 @@ class Place(NamedTuple):
     callee: Callee | None  # the function itself, if it can be found
 
     @classmethod
-    def of(cls, frame: FrameType, line: int | None = None) -> Place:
+    def of(cls, frame: FrameType, line: int | None = None) -> StackLine:
         """Where a frame is now, or was at another line."""
         code, at = frame.f_code, frame.f_lineno if line is None else line
         function = function_of(frame)
@@ -116,7 +109,7 @@ class Place(NamedTuple):
         return cls(code.co_filename, at, code.co_qualname, code, callee)
 
     @property
-    def whose(self) -> Owner:
+    def whose(self) -> CodeOwner:
         """Whose code it is."""
         return owner(self.file)
 
@@ -138,14 +131,14 @@ class Place(NamedTuple):
 class Stack(NamedTuple):
     """The frames of a call that are not a framework's, the innermost first."""
 
-    places: tuple[Place, ...]
+    places: tuple[StackLine, ...]
     is_in_break: bool  # a function marked @no_graph is among its callers
     is_ours: bool  # this package did it by itself
 
     @property
-    def user(self) -> Place | None:
+    def user(self) -> StackLine | None:
         """The innermost line of the user's own; of a library's, where the user has none."""
-        mine = [place for place in self.places if place.whose is Owner.USER]
+        mine = [place for place in self.places if place.whose is CodeOwner.USER]
         return mine[0] if mine else self.places[0] if self.places else None
 
 
@@ -177,16 +170,16 @@ def stack_of(traceback: TracebackType | None, home: CodeType) -> Stack:
 
 
 def _stack(steps: Iterable[tuple[FrameType, int]]) -> Stack:
-    places: list[Place] = []
+    places: list[StackLine] = []
     is_in_break = is_ours = False
     for frame, line in steps:
         whose = owner(frame.f_code.co_filename)
-        if (frame.f_code.co_filename, frame.f_code.co_name) == _MARKED:
+        if frame.f_code is _MARKED:
             is_in_break = True
-        if whose is Owner.OURS and not places:
+        if whose is CodeOwner.OURS and not places:
             is_ours = True
-        if whose in (Owner.USER, Owner.LIBRARY):
-            places.append(Place.of(frame, line))
+        if whose in (CodeOwner.USER, CodeOwner.LIBRARY):
+            places.append(StackLine.of(frame, line))
     return Stack(tuple(places), is_in_break, is_ours)
 
 

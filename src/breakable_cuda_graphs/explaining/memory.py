@@ -17,7 +17,7 @@ import torch
 from ..sequence import pytree
 
 
-class State:
+class SavedMemory:
     """What is put back before each run: memory, and the generators' states."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:

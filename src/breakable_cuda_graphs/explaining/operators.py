@@ -18,14 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ..simulator import tensors, torch_modes
+from ..simulator import tensor_places, torch_modes
 from .growing import Growth
-from .memory import State
-from .streams import Streams
+from .memory import SavedMemory
+from .streams import WatchedStreams
 from .watching import Watch
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
-
 
 #: What reads a tensor on the host without an operator of its own (on the simulated device).
 _READS = {
@@ -36,13 +35,10 @@ _READS = {
     torch.Tensor.__format__,
     torch.Tensor.cpu,
 }
-
 _PRINTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
-
 
 #: Calls that bring numbers of the host to the device they name.
 _MAKES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
-
 
 _SYNC_WARNING = "called a synchronizing CUDA operation"
 
@@ -51,7 +47,7 @@ class Operators:
     """The two modes, which can be taken off torch's stacks for a while."""
 
     def __init__(
-        self, watch: Watch, streams: Streams, growth: Growth, state: State | None,
+        self, watch: Watch, streams: WatchedStreams, growth: Growth, state: SavedMemory | None,
         current: Callable[[], int], device: str,
     ) -> None:  # fmt: skip
         self.watch, self.streams, self.growth = watch, streams, growth
@@ -158,16 +154,18 @@ class Operators:
         title = str(func._schema.name)
         if func.namespace in _COLLECTIVES:
             self.watch.note("collective", title)
-        elif here and tensors.reads_device(func, args, kwargs):
+        elif here and tensor_places.reads_device(func, args, kwargs):
             self.watch.note("host read", self._named(title), _reason(title))
         elif not self.simulated:
             self._copy(func, title, args, kwargs)
         self._draws(title, args, kwargs)
-        before = self.growth.before(here, _tensors(tensors.written_arguments(func, args, kwargs)))
+        before = self.growth.before(
+            here, _tensors(tensor_places.written_arguments(func, args, kwargs))
+        )
         result = func(*args, **kwargs)
         made = [tensor for tensor in _tensors(result) if self.watch.owns(tensor)]
         if here or made:
-            if not tensors.is_view(func):
+            if not tensor_places.is_view(func):
                 self.streams.worked(self.current(), self._named(title))
             self.growth.after(self._named(title), before, here, made)
         return result
@@ -269,6 +267,8 @@ def _default_generators(device: str) -> tuple[Any, ...]:
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Not the simulator's: frames of this folder are no part of a stack, those of others are."""
+
     def __init__(self, operators: Operators) -> None:
         super().__init__()
         self._operators = operators

@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import CodeType
 from typing import NamedTuple
 
-from .frames import Owner, Place
+from .frames import CodeOwner, StackLine
 from .marking import Callee
 from .report import KINDS, Finding, Mark
 from .watching import Returns, Watch
@@ -22,7 +22,7 @@ class _Need(NamedTuple):
     """One way on which a finding was reached: the functions that would cover it, the best first."""
 
     number: int  # of the finding, from 1
-    cures: tuple[Place, ...]
+    cures: tuple[StackLine, ...]
 
     def is_met_by(self, codes: set[CodeType]) -> bool:
         return any(place.code in codes for place in self.cures)
@@ -76,14 +76,14 @@ def _callers(findings: list[Finding], code: CodeType) -> tuple[Callee, ...]:
     )
 
 
-def _cures(stack: tuple[Place, ...], returns: dict[CodeType, Returns]) -> tuple[Place, ...]:
+def _cures(stack: tuple[StackLine, ...], returns: dict[CodeType, Returns]) -> tuple[StackLine, ...]:
     """The functions on the way that may be marked: the user's first, then those of libraries."""
     inside = [place for place in stack[:-1] if _may_be_marked(place, returns)]
-    inside.sort(key=lambda place: place.whose is not Owner.USER)
+    inside.sort(key=lambda place: place.whose is not CodeOwner.USER)
     return tuple(inside)
 
 
-def _may_be_marked(place: Place, returns: dict[CodeType, Returns]) -> bool:
+def _may_be_marked(place: StackLine, returns: dict[CodeType, Returns]) -> bool:
     known = returns.get(place.code)
     return (
         place.can_be_marked

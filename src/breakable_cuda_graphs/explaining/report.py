@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .frames import Place
+from .frames import StackLine
 from .marking import Callee
 
 __all__ = ["Check", "Explanation", "Finding", "Mark"]
@@ -121,7 +121,7 @@ class Finding:
     detail: str = ""
     advice: str = ""
     count: int = 1
-    stacks: list[tuple[Place, ...]] = field(default_factory=list, repr=False)
+    stacks: list[tuple[StackLine, ...]] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
         times = f", {self.count} times" if self.count > 1 else ""
@@ -144,7 +144,7 @@ class Mark:
     line: int
     decorator: str
     findings: tuple[int, ...]
-    place: Place = field(repr=False, compare=False)
+    place: StackLine = field(repr=False, compare=False)
     callers: tuple[Callee, ...] = field(repr=False, compare=False)  # on the ways to it
 
     def __str__(self) -> str:

@@ -29,19 +29,17 @@ from ..replay.sequence import CUDAGraphSequence
 from ..sequence import pytree
 from ..sequence.static_results import is_unfinished
 from . import errors
-from .calls import Calls
+from .calls import PatchedCalls
 from .proposing import Proposal, propose
 from .report import Check, Explanation
-from .streams import Streams
+from .streams import WatchedStreams
 from .trial import Failure, Trial
 from .watching import Watch
 
 _lock = threading.Lock()
 
-
 #: A trial capture says one thing at a time: so many are made at most, without torch.
 _TRIALS = 20
-
 
 _COMPILED = (
     "inside functions of torch.compile operators were not watched, for that would compile them anew: "
@@ -73,7 +71,7 @@ def explain(fn: Callable[..., Any], *args: Any, check: bool = False, **kwargs: A
         reversed). Runs `fn` four times more. The contents of the arguments, and of other tensors that it
         was seen to write, are put back before each run and at the end; state of Python's is not.
 
-    Returns a `Report`: `.findings`, `.marks`, `.check`, and a page of text with `print`. It is true
+    Returns an `Explanation`: `.findings`, `.marks`, `.check`, and a page of text with `print`. It is true
     where nothing was found and no check failed. Raises what `fn` raises; `TypeError` if that is not callable,
     or returns a generator or an awaitable, whose work would not have been seen;
     `RuntimeError` inside a capture, under a profiler, or while another thread explains. Without torch
@@ -154,10 +152,10 @@ class _Run:
     def _with_torch(self, check: bool) -> tuple[Proposal, Check | None]:
         from .compiling import CompiledCode, compilations_noted
         from .growing import Growth
-        from .memory import State, storages_of
+        from .memory import SavedMemory, storages_of
         from .operators import Operators
 
-        state = State(self._args, self._kwargs, self._device) if check else None
+        state = SavedMemory(self._args, self._kwargs, self._device) if check else None
         watch, streams = self._watch, self._streams()
         growth = Growth(watch, self._device, state.save if state is not None else None)
         operators = Operators(
@@ -165,7 +163,7 @@ class _Run:
         )
         compiled = CompiledCode(watch, operators)
         with (
-            Calls(watch, streams).patched(self._driver),
+            PatchedCalls(watch, streams).patched(self._driver),
             compilations_noted(watch, compiled),
             operators.listening(),
             watch.returns_noted(compiled.profile),
@@ -207,15 +205,15 @@ class _Run:
         self._watch.note("refused", kind, text, failure.stack, unless_known=True)
         return len(self._watch.findings) > before
 
-    def _streams(self) -> Streams:
-        return Streams(self._watch, as_handle(self._sequence.stream))
+    def _streams(self) -> WatchedStreams:
+        return WatchedStreams(self._watch, as_handle(self._sequence.stream))
 
     # ---- without torch
 
     def _without_torch(self, check: bool) -> tuple[Proposal, Check | None]:
         """What the calls show, and then what captures refuse, one after the other."""
         watch, streams = self._watch, self._streams()
-        with Calls(watch, streams).patched(self._driver), watch.returns_noted():
+        with PatchedCalls(watch, streams).patched(self._driver), watch.returns_noted():
             self._call()
         streams.ended()
         self._notes.append(_BARE)

@@ -33,7 +33,7 @@ class _Recorded(NamedTuple):
     debts: frozenset[int]
 
 
-class Streams:
+class WatchedStreams:
     """The streams of one run; `main` stands for the stream of the capture."""
 
     def __init__(self, watch: Watch, main: int) -> None:

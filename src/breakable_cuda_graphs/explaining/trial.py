@@ -23,7 +23,6 @@ from .watching import Watch
 
 _ROOM = 4.0
 
-
 #: What eager runs may differ by, in parts of the largest number: rounding of atomics, not more.
 _NOISE = 0.01
 
@@ -64,7 +63,7 @@ class Trial:
     ) -> tuple[Check, Failure | None]:
         """Capture, and compare with `first`, what the watched run gave, and more eager runs.
 
-        `state` is a `states.State`; the watched run began from it.
+        `state` is a `SavedMemory`; the watched run began from it.
         """
         from .memory import difference, size
 

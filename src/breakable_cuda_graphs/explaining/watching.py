@@ -103,7 +103,7 @@ class Watch:
                 also(frame, event)
             if event == "return":
                 whose = frames.owner(frame.f_code.co_filename)
-                if whose in (frames.Owner.USER, frames.Owner.LIBRARY):
+                if whose in (frames.CodeOwner.USER, frames.CodeOwner.LIBRARY):
                     self._note_return(frame.f_code, value)
 
         try:

@@ -12,14 +12,15 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-_INTERFACE = "__cuda_array_interface__"
+from .protocols import ArrayKind
 
+_INTERFACE = "__cuda_array_interface__"
 
 #: CuPy's memory objects that stand for memory of others.
 _WINDOWS = ("UnownedMemory", "DLPackMemory")
 
 
-class Home(NamedTuple):
+class MemoryPiece(NamedTuple):
     """The whole piece of memory that an array lies in.
 
     `storage` lives exactly as long as the memory, None: nothing does; holding `keeper` keeps it.
@@ -53,20 +54,20 @@ def interface_of(value: Any) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- whose memory
 
 
-def home(value: Any) -> Home | None:
+def piece_of(value: Any) -> MemoryPiece | None:
     """The memory that an array of CuPy, Numba or torch lies in; None if nobody here knows it."""
     return _of_torch(value) or _of_cupy(value) or _of_numba(value)
 
 
-def _of_torch(value: Any) -> Home | None:
+def _of_torch(value: Any) -> MemoryPiece | None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return None
     storage = value.untyped_storage()
-    return Home(storage.data_ptr(), storage.nbytes(), storage, storage)
+    return MemoryPiece(storage.data_ptr(), storage.nbytes(), storage, storage)
 
 
-def _of_cupy(value: Any) -> Home | None:
+def _of_cupy(value: Any) -> MemoryPiece | None:
     """A CuPy array: memory of a pool ends with the array that was made in it, the root of its views.
 
     The memory objects of CuPy's pools take no weak references; arrays do.
@@ -77,14 +78,14 @@ def _of_cupy(value: Any) -> Home | None:
     root = value if value.base is None else value.base
     owner = getattr(memory, "_owner", None)
     if owner is not None:
-        below = home(owner)
+        below = piece_of(owner)
         if below is not None:
             return below
     is_window = type(memory).__name__ in _WINDOWS
-    return Home(int(memory.ptr), int(memory.size), None if is_window else root, root)
+    return MemoryPiece(int(memory.ptr), int(memory.size), None if is_window else root, root)
 
 
-def _of_numba(value: Any) -> Home | None:
+def _of_numba(value: Any) -> MemoryPiece | None:
     """A Numba array: `gpu_data.owner` is the allocation, or the object that the memory came from.
 
     The allocation counts who uses it: a reference to it keeps the object, not the memory. An array
@@ -94,12 +95,14 @@ def _of_numba(value: Any) -> Home | None:
     if owner is None:
         return None
     if not hasattr(owner, "device_pointer"):
-        below = home(owner)
+        below = piece_of(owner)
         if below is not None:
             return below
-        return Home(int(value.gpu_data.device_pointer), int(value.gpu_data.size), None, value)
+        return MemoryPiece(
+            int(value.gpu_data.device_pointer), int(value.gpu_data.size), None, value
+        )
     storage = owner if getattr(owner, "is_managed", False) else None
-    return Home(int(owner.device_pointer), int(owner.size), storage, value)
+    return MemoryPiece(int(owner.device_pointer), int(owner.size), storage, value)
 
 
 # ---------------------------------------------------------------- what arrays have in common
@@ -121,8 +124,8 @@ class ArraysWithoutHistory:
         return None
 
 
-class ArraysAtHome(ArraysWithoutHistory, ABC):
-    """Arrays whose memory `home` knows, and of which an alias can be made."""
+class ArraysWithAliases(ArraysWithoutHistory, ABC):
+    """Arrays whose memory `piece_of` knows, and of which an alias can be made."""
 
     @abstractmethod
     def moved(self, value: Any, start: int, end: int, shift: int) -> Any:
@@ -133,17 +136,24 @@ class ArraysAtHome(ArraysWithoutHistory, ABC):
         return self.moved(value, 0, 0, 0)
 
     def storage(self, value: Any) -> tuple[int, int, Any]:
-        found = home(value)
-        assert found is not None
-        return found.address, found.nbytes, found.storage
+        return self._piece(value)[:3]
 
     def keeper(self, value: Any) -> Any:
-        found = home(value)
+        return self._piece(value).keeper
+
+    def _piece(self, value: Any) -> MemoryPiece:
+        found = piece_of(value)
         assert found is not None
-        return found.keeper
+        return found
 
 
 # ---------------------------------------------------------------- arrays that only their type knows
+
+
+def _known_interface(value: Any) -> dict[str, Any]:
+    interface = interface_of(value)
+    assert interface is not None
+    return interface
 
 
 class ForeignArrays(ArraysWithoutHistory):
@@ -166,21 +176,17 @@ class ForeignArrays(ArraysWithoutHistory):
         raise NotImplementedError  # never asked: `can_alias` says no
 
     def storage(self, value: Any) -> tuple[int, int, Any]:
-        interface = interface_of(value)
-        assert interface is not None
-        return int(interface["data"][0]), 0, None
+        return int(_known_interface(value)["data"][0]), 0, None
 
     def keeper(self, value: Any) -> Any:
         return value
 
     def place(self, value: Any) -> tuple[Any, ...]:
-        interface = interface_of(value)
-        assert interface is not None
+        interface = _known_interface(value)
         return interface["data"][0], interface.get("strides")
 
-    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
-        interface = interface_of(value)
-        assert interface is not None
+    def kind(self, value: Any) -> ArrayKind:
+        interface = _known_interface(value)
         return interface["typestr"], tuple(interface["shape"]), "cuda"
 
     def new_buffer(self, value: Any) -> Any:

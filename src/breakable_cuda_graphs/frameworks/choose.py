@@ -1,21 +1,8 @@
-"""One small file or folder a framework: what it must be told when a segment begins and ends.
+"""Which framework a capture belongs to: torch, its stand-in on the simulated device, or the driver alone.
 
-    base.py        the protocols
-    pytorch/       torch, whose allocator and generators have to see a capture as their own
-    raw.py         streams of anybody, captured by the driver alone
-    simulated.py   torch's CPU tensors on the simulated device
-    companions.py  the libraries beside the framework of a block
-    cupy.py        CuPy: private memory, its current stream, its arrays
-    numba.py       Numba: what it must not do inside a segment, and its arrays
-    libraries.py   which of them are loaded
-    interfaces.py  who knows a value as a device array, and whose memory it lies in
-    owners.py      arrays by the addresses that captured kernels have
-    collector.py   arrays that Python's collector knows
-    gone.py        memory that was given back while its segment was being captured
-    enclosed.py    captures that stand on their own, for graphs and bodies
-
-The hard problem here: to choose. Torch's books are kept whenever torch is at work in this process
-and the stream is one that torch's memory can be used on, whatever kind of object named it.
+The hard problem: nobody says which library will launch the work. Torch's books are kept whenever torch is
+at work in this process and the stream is one that torch's memory can be used on, whatever kind of object
+named it; and none of the frameworks is imported before it is chosen.
 """
 
 from __future__ import annotations
@@ -39,24 +26,16 @@ def framework_for(driver: Driver, stream: Any) -> Framework:
         if torch is not None:
             from .simulated import SimulatedTorch
 
-            return _once(driver, context, SimulatedTorch)
+            return driver.once(SimulatedTorch, context)
     elif torch is not None and torch.cuda.is_initialized():
         device = _device(driver, torch, stream, context)
         if device is not None:
             from .pytorch.framework import TorchFramework
 
-            return _once(driver, device, TorchFramework)
+            return driver.once(TorchFramework, device)
     from .raw import RawFramework
 
-    return _once(driver, context, RawFramework)
-
-
-def _once(driver: Driver, where: int, make: Any) -> Framework:
-    key = (make, where)
-    if key not in driver.cache:
-        driver.cache[key] = make(driver, where)
-    made: Framework = driver.cache[key]
-    return made
+    return driver.once(RawFramework, context)
 
 
 def _device(driver: Driver, torch: Any, stream: Any, context: int) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from .._driver.bindings import Driver
 from .._driver.survey import Survey
 from . import errors, loaded, owners
 from .protocols import Birth, Captured, Companion, Follower, Found, Framework, Pool, Session
@@ -29,14 +30,13 @@ def follower(framework: Framework) -> Follower | None:
     module = loaded.loaded(framework.driver, "cupy")
     if module is None or framework.name == "raw":  # that one's current stream is CuPy's
         return None
-    key = (follower, module)
-    cache = framework.driver.cache
-    if key not in cache:
-        from .cupy import CupyFollower
+    return framework.driver.once(_follower, module)
 
-        cache[key] = CupyFollower(module)
-    made: Follower = cache[key]
-    return made
+
+def _follower(driver: Driver, module: Any) -> Follower:
+    from .cupy import CupyFollower
+
+    return CupyFollower(module)
 
 
 class Accompanied:

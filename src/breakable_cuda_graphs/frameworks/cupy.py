@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,10 +22,10 @@ from .._driver.stream_capture import Status
 from .._driver.threads import Changes
 from ..errors import EscapedWorkWarning
 from . import errors, protocols
-from .arrays import ArraysAtHome
+from .arrays import ArraysWithAliases
 
 
-class CupyArrays(ArraysAtHome):
+class CupyArrays(ArraysWithAliases):
     """`cupy.ndarray` as argument and result of breaks."""
 
     def __init__(self, cupy: Any) -> None:
@@ -48,7 +47,7 @@ class CupyArrays(ArraysAtHome):
     def place(self, value: Any) -> tuple[Any, ...]:
         return int(value.data.ptr), tuple(value.shape), tuple(value.strides)
 
-    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+    def kind(self, value: Any) -> protocols.ArrayKind:
         return str(value.dtype), tuple(value.shape), f"cuda:{value.device.id}"
 
     def new_buffer(self, value: Any) -> Any:
@@ -99,8 +98,8 @@ class CupyMemory:
     def __del__(self, later: Any = release.later) -> None:
         pool = getattr(self, "_pool", None)
         # At the end of the interpreter nothing is released.
-        if pool is not None and hasattr(self, "_epoch") and _Remains is not None:
-            remains = _Remains(pool, self._driver, self._context, self._mark, self._epoch)
+        if pool is not None and hasattr(self, "_epoch") and _EndedMemory is not None:
+            remains = _EndedMemory(pool, self._driver, self._context, self._mark, self._epoch)
             later(self._epoch, remains)
 
 
@@ -122,7 +121,7 @@ def _chunk_type(cupy: Any) -> Any:
     return type("PrivateMemory", (cupy.cuda.Memory,), {"__slots__": ("__weakref__",)})
 
 
-class _Remains:
+class _EndedMemory:
     """A private pool whose sequences are gone. It goes when the last array in it has gone too."""
 
     def __init__(
@@ -143,7 +142,7 @@ class _Remains:
             return not self._pool.used_bytes()
 
 
-_lingering: list[_Remains] = []
+_lingering: list[_EndedMemory] = []
 
 
 def _sweep() -> None:
@@ -161,7 +160,6 @@ def nbytes_of(pool: protocols.Pool) -> int | None:
 
 
 _memories: weakref.WeakKeyDictionary[Any, CupyMemory] = weakref.WeakKeyDictionary()
-
 _lock = threading.Lock()
 
 
@@ -222,7 +220,7 @@ class CupyCompanion:
         if stream_capture.status(self._driver, types.CUstream(handle)) is Status.NONE:
             self._has_warned = True
             text = errors.escaped_launch("work of CuPy")
-            warnings.warn(text, EscapedWorkWarning, stacklevel=3)
+            errors.warn(text, EscapedWorkWarning)
 
     def begin(self) -> None:
         self._is_open = True

@@ -1,6 +1,7 @@
-"""TODO frameworks.find.
+"""Who knows a value as a device array: the framework of the block, or a library beside it.
 
-The hard problem: TODO
+The hard problem: each value that a break is given or returns is asked about, and most are numbers or
+strings. So those are told by their type alone, and a library is asked only once it is loaded.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ _WHOLE = {
     ),
 }
 
-
 NAMES = tuple(_WHOLE)
 
 

@@ -21,11 +21,11 @@ from .._driver.stream_capture import Status
 from .._driver.threads import Home
 from ..errors import EscapedWorkWarning
 from . import errors, protocols
-from .arrays import ArraysAtHome
+from .arrays import ArraysWithAliases
 from .streams import as_handle
 
 
-class NumbaArrays(ArraysAtHome):
+class NumbaArrays(ArraysWithAliases):
     """`numba.cuda`'s device arrays as arguments and results of breaks."""
 
     def __init__(self, cuda: Any, framework: protocols.Framework) -> None:
@@ -48,7 +48,7 @@ class NumbaArrays(ArraysAtHome):
     def place(self, value: Any) -> tuple[Any, ...]:
         return _address(value), tuple(value.shape), tuple(value.strides)
 
-    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+    def kind(self, value: Any) -> protocols.ArrayKind:
         return str(value.dtype), tuple(value.shape), "cuda"
 
     def new_buffer(self, value: Any) -> Any:

@@ -3,7 +3,7 @@
 The hard problem: a capture is a driver call on a stream, but a framework that does not know of it
 hands out memory, random numbers and streams that are wrong for a graph. A `Framework` knows one
 library on one device; a `Session` accompanies one `breakable_graph` block; everything else of a
-capture is the same for all of them and lives in `capture.py`.
+capture is the same for all of them and lives in `capture/`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,16 @@ class Pool(Protocol):
         """Queue for release what the pool holds; it is not used again."""
 
 
+#: (dtype, shape, device)
+ArrayKind = tuple[str, tuple[int, ...], str]
+
+
 class Found(NamedTuple):
     """A piece of memory that captured work reads or writes, and the object that owns it."""
 
     address: int
     storage: Any  # lives as long as the memory; None: nothing tells when that ends
-    kind: tuple[str, tuple[int, ...], str]  # (dtype, shape, device) of an array in it
+    kind: ArrayKind  # of an array in it
     is_host: bool = False  # pinned memory, which a capture may have made itself
     keeper: Any = None  # what to hold to keep the memory, where that is not the storage
 
@@ -124,7 +128,7 @@ class Arrays(Protocol):
     def place(self, value: Any) -> tuple[Any, ...]:
         """What two arrays that are the same view of the same memory agree in."""
 
-    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
+    def kind(self, value: Any) -> ArrayKind:
         """(dtype, shape, device): what a result must keep from call to call."""
 
     def history(self, value: Any) -> Any:
@@ -227,12 +231,16 @@ class Framework(Protocol):
     #: the driver's context that captures and replays need current
     context: int
 
-    #: the handle of this thread's current stream of the device; on the hot path of replay
-    current_stream: Callable[[], int]
+    @property
+    def current_stream(self) -> Callable[[], int]:
+        """Tells the handle of this thread's current stream of the device; on the hot path of replay."""
 
-    #: whether this thread's current stream is in a capture, where the library tells that quicker than the
-    #: bindings do; it may raise
-    is_capturing: Callable[[], bool] | None
+    @property
+    def is_capturing(self) -> Callable[[], bool] | None:
+        """Tells whether this thread's current stream is in a capture; it may raise.
+
+        None where the bindings tell it as quickly as the library.
+        """
 
     def stream_object(self, stream: Any) -> Any:
         """The library's own kind of stream for a stream-like object."""

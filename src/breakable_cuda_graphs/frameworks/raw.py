@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -87,13 +86,13 @@ class NoArrays:
         raise AttributeError(name)
 
 
-class _Here(threading.local):
+class _ThreadStream(threading.local):
     """This thread's current stream, where no library tells one."""
 
     stream = 0
 
 
-_here = _Here()
+_here = _ThreadStream()
 
 
 class RawFramework:
@@ -221,4 +220,4 @@ class RawSession:
     def leave(self, failed: bool) -> None:
         self._changes.undo()
         if self.names_streams and not (failed or self._has_work or self._has_breaks):
-            warnings.warn(errors.NOTHING_CAPTURED, EscapedWorkWarning, stacklevel=5)
+            errors.warn(errors.NOTHING_CAPTURED, EscapedWorkWarning)

@@ -16,7 +16,7 @@ import torch
 from .._driver.bindings import Driver
 from .._driver.survey import Survey
 from ..errors import bad_type
-from ..simulator import tensors
+from ..simulator import tensor_places, tensors
 from . import protocols
 from .protocols import Gone
 from .pytorch import modes
@@ -94,7 +94,7 @@ class SimulatedSession(RawSession):
             self._older = _storage_addresses()
 
     def birth(self, address: int, storage: Any = None) -> protocols.Birth:
-        if tensors.was_made_in_a_capture(address):
+        if tensor_places.was_made_in_a_capture(address):
             return protocols.Birth.POOL
         if self._older is None or address in self._older:
             return protocols.Birth.OLDER

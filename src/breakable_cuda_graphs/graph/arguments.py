@@ -24,15 +24,22 @@ from .._driver.bindings import Driver, types
 from ..errors import bad_type
 from . import errors
 
-__all__ = ["Address", "Arg", "Memory", "array_memory", "as_memory", "pack", "packed"]
-
+__all__ = [
+    "Address",
+    "Arg",
+    "MemoryRange",
+    "array_memory",
+    "as_memory",
+    "number_bytes",
+    "pack",
+    "packed",
+]
 
 _SIMPLE = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
-
 _BARE = (bool, int, float, complex)
 
 
-class Memory(NamedTuple):
+class MemoryRange(NamedTuple):
     """A piece of memory that somebody named. `owner` is the object; None for a bare address.
 
     `nbytes` runs from the first to the last byte that an array reaches; None: not known. `kind`
@@ -50,7 +57,7 @@ class Memory(NamedTuple):
 # ---------------------------------------------------------------- arrays
 
 
-def array_memory(value: Any) -> Memory | None:
+def array_memory(value: Any) -> MemoryRange | None:
     """The memory of an array of any library, or None for anything else."""
     if callable(getattr(value, "data_ptr", None)) and hasattr(value, "element_size"):
         try:
@@ -66,22 +73,22 @@ def array_memory(value: Any) -> Memory | None:
     return None
 
 
-def _torch_memory(value: Any) -> Memory:
+def _torch_memory(value: Any) -> MemoryRange:
     shape, strides, size = tuple(value.shape), tuple(value.stride()), int(value.element_size())
     device, count = value.device, value.numel()
     kind = (value.dtype, shape, strides, device)
     reach = count - 1 if value.is_contiguous() else _reach(shape, strides)
     nbytes = (reach + 1) * size if count else 0
-    return Memory(int(value.data_ptr()), nbytes, value, device.type == "cpu", size, kind)
+    return MemoryRange(int(value.data_ptr()), nbytes, value, device.type == "cpu", size, kind)
 
 
-def _interface_memory(value: Any, interface: dict[str, Any], *, is_host: bool) -> Memory:
+def _interface_memory(value: Any, interface: dict[str, Any], *, is_host: bool) -> MemoryRange:
     shape = tuple(interface["shape"])
     item = numpy.dtype(interface["typestr"]).itemsize
     strides = interface.get("strides") or _dense(shape, item)
     kind = (interface["typestr"], shape, tuple(strides), "host" if is_host else "cuda")
     nbytes = 0 if 0 in shape else _reach(shape, strides) + item
-    return Memory(int(interface["data"][0]), nbytes, value, is_host, item, kind)
+    return MemoryRange(int(interface["data"][0]), nbytes, value, is_host, item, kind)
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -93,19 +100,19 @@ def _dense(shape: Sequence[int], item: int) -> tuple[int, ...]:
     return tuple(item * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def as_memory(value: Any, what: str) -> Memory:
+def as_memory(value: Any, what: str) -> MemoryRange:
     """The memory that a `src`, `dst` or `ptr` names: an array, an address, or a CUdeviceptr."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return Memory(value)
+        return MemoryRange(value)
     memory = array_memory(value)
     if memory is not None:
         return memory
     if isinstance(value, types.CUdeviceptr):
-        return Memory(int(value))
+        return MemoryRange(int(value))
     if isinstance(value, ctypes.c_void_p):
-        return Memory(value.value or 0)
+        return MemoryRange(value.value or 0)
     if isinstance(value, numpy.integer):
-        return Memory(int(value))
+        return MemoryRange(int(value))
     raise bad_type(what, value, "an array, or an address as an int")
 
 
@@ -132,6 +139,13 @@ def packed(driver: Driver, value: Any, kernel: str, index: int) -> tuple[bytes, 
     if isinstance(value, (types.CUdeviceptr, types.CUgraphConditionalHandle)):
         return struct.pack("<Q", int(value)), None
     raise errors.argument_of_unknown_type(kernel, index, value)
+
+
+def number_bytes(value: Any) -> bytes | None:
+    """The bytes of a typed number of numpy or ctypes; None for anything else."""
+    if isinstance(value, numpy.generic):
+        return value.tobytes()
+    return bytes(value) if isinstance(value, ctypes._SimpleCData) else None
 
 
 def pack(
@@ -170,64 +184,45 @@ class Arg:
     size: int
     data: bytes
 
-    def _read(self, code: str, at: int | None) -> Any:
-        size = struct.calcsize(code)
+    def as_(self, format: str, at: int | None = None) -> Any:
+        """A value of one of `struct`'s formats: "e" for a half, "d" for a double, "?" for a bool."""
+        size = struct.calcsize("<" + format)
         start = at or 0
         if (at is None and size != self.size) or start < 0 or start + size > self.size:
             raise errors.argument_read_wrongly(self.index, self.size, size, at)
-        return struct.unpack_from("<" + code, self.data, start)[0]
+        return struct.unpack_from("<" + format, self.data, start)[0]
 
     def as_pointer(self, at: int | None = None) -> int:
         """An address."""
-        return int(self._read("Q", at))
-
-    def as_bool(self, at: int | None = None) -> bool:
-        """A C++ bool, of one byte."""
-        return bool(self._read("?", at))
+        return int(self.as_("Q", at))
 
     def as_int8(self, at: int | None = None) -> int:
         """A signed number of one byte."""
-        return int(self._read("b", at))
+        return int(self.as_("b", at))
 
     def as_int16(self, at: int | None = None) -> int:
         """A signed number of 2 bytes."""
-        return int(self._read("h", at))
+        return int(self.as_("h", at))
 
     def as_int32(self, at: int | None = None) -> int:
         """A signed number of 4 bytes."""
-        return int(self._read("i", at))
+        return int(self.as_("i", at))
 
     def as_int64(self, at: int | None = None) -> int:
         """A signed number of 8 bytes."""
-        return int(self._read("q", at))
-
-    def as_uint8(self, at: int | None = None) -> int:
-        """An unsigned number of one byte."""
-        return int(self._read("B", at))
+        return int(self.as_("q", at))
 
     def as_uint16(self, at: int | None = None) -> int:
         """An unsigned number of 2 bytes."""
-        return int(self._read("H", at))
+        return int(self.as_("H", at))
 
     def as_uint32(self, at: int | None = None) -> int:
         """An unsigned number of 4 bytes."""
-        return int(self._read("I", at))
-
-    def as_uint64(self, at: int | None = None) -> int:
-        """An unsigned number of 8 bytes."""
-        return int(self._read("Q", at))
-
-    def as_float16(self, at: int | None = None) -> float:
-        """A half of 2 bytes."""
-        return float(self._read("e", at))
+        return int(self.as_("I", at))
 
     def as_float32(self, at: int | None = None) -> float:
         """A float of 4 bytes."""
-        return float(self._read("f", at))
-
-    def as_float64(self, at: int | None = None) -> float:
-        """A double of 8 bytes."""
-        return float(self._read("d", at))
+        return float(self.as_("f", at))
 
     def as_struct(self, kind: Any) -> Any:
         """An instance of a `ctypes` structure of the argument's size."""

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import numpy
+from typing import Any, NamedTuple
 
 from .._driver import bindings, conditionals, enums, kernel_params, node_params, release, set_params
 from .._driver.bindings import Driver, types
 from ..errors import bad_type, not_callable
 from . import arguments, checks, errors, kernels
-from .arguments import array_memory
 from .checks import Edited, Owned
-from .state import Template
-
-__all__ = ["as_scalar"]
-
 
 Shape = int | Sequence[int]
 
@@ -78,7 +71,7 @@ def copy(
     if not width * height * depth:
         raise errors.nothing_to_copy("nbytes")
     ends: dict[str, node_params.End] = {}
-    memories: dict[str, arguments.Memory] = {}
+    memories: dict[str, arguments.MemoryRange] = {}
     for side, value in (("src", src), ("dst", dst)):
         memory = memories[side] = arguments.as_memory(value, side)
         pitch = _step(pitches[side], width, f"{side}_pitch")
@@ -90,7 +83,7 @@ def copy(
 
 
 def _end(
-    driver: Driver, memory: arguments.Memory, pitch: int, rows: int, side: str
+    driver: Driver, memory: arguments.MemoryRange, pitch: int, rows: int, side: str
 ) -> node_params.End:
     if not memory.address:
         raise errors.null_address(side)
@@ -166,9 +159,9 @@ def _operation(given: Sequence[Any], field: str) -> tuple[node_params.MemoryOper
     what, ptr, value = given
     if what != "write" and what not in node_params.WAITS:
         raise errors.no_such_operation(field, what, ("write", *node_params.WAITS))
-    if not isinstance(value, (numpy.generic, ctypes._SimpleCData)):
+    data = arguments.number_bytes(value)
+    if data is None:
         raise bad_type(f"the value of {field}", value, "a number of ctypes or numpy")
-    data = value.tobytes() if isinstance(value, numpy.generic) else bytes(value)
     if len(data) not in (4, 8):
         raise errors.word_size(field, len(data))
     memory = arguments.as_memory(ptr, field)
@@ -217,14 +210,51 @@ def set_attributes(
         set_params.set_attribute(driver, node, enums.PRIORITY, priority)
 
 
-# ---------------------------------------------------------------- flags
+# ---------------------------------------------------------------- conditionals
 
 _TORCH_KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "bfloat": "f"}
 
 
+class Condition(NamedTuple):
+    """The handles of one conditional, and the number that they are set from.
+
+    `Graph` adds it to a graph and `capture_if` to a capture: kernels that read the number, and the nodes.
+    """
+
+    driver: Driver
+    context: int
+    parts: conditionals.Parts
+    scalar: conditionals.Scalar
+
+    @classmethod
+    def of_graph(
+        cls, driver: Driver, root: Any, context: int, choice: int, size: int,
+        scalar: conditionals.Scalar,
+    ) -> Condition:  # fmt: skip
+        """A new one, with `size` bodies; `root` is the outermost graph."""
+        parts = conditionals.new_handles(driver, root, context, choice, size)
+        return cls(driver, context, parts, scalar)
+
+    def add_setter(self, graph: Any, after: Sequence[Any]) -> Any:
+        """The kernel that reads the number."""
+        work = conditionals.setter(self.driver, self.parts, self.scalar, self.context)
+        return set_params.add(self.driver, graph, after, work)
+
+    def add_nodes(self, graph: Any, setter: Any) -> conditionals.Made:
+        """The conditional itself, behind the kernel that reads the number."""
+        return conditionals.add_nodes(self.driver, graph, [setter], self.parts, self.context)
+
+
+def leaves(driver: Driver, graph: Any, setter: Any = None) -> list[Any]:
+    """The nodes that nothing waits for but the kernel that reads the number, if that is there."""
+    own = None if setter is None else int(setter)
+    inner = {own, *(int(a) for a, b, _ in driver.graph_edges(graph) if int(b) != own)}
+    return [node for node in driver.graph_nodes(graph) if int(node) not in inner]
+
+
 def as_scalar(flag: Any, choice: int) -> tuple[conditionals.Scalar, object]:
     """The number behind a flag, and the array that owns it. Raises `TypeError` for anything else."""
-    memory = array_memory(flag)
+    memory = arguments.array_memory(flag)
     if memory is None or memory.kind is None:
         raise errors.not_a_flag(flag, "is no array")
     if memory.nbytes != memory.itemsize:
@@ -243,11 +273,3 @@ def _kind(dtype: str) -> str:
     if dtype.startswith("torch."):
         return _TORCH_KINDS.get(dtype.removeprefix("torch.").rstrip("0123456789"), "?")
     return dtype[1:2]
-
-
-def note_conditional(template: Template, made: conditionals.Made) -> None:
-    """Remember what no getter tells of conditional nodes before driver 13.2."""
-    root = template.root
-    for node, work in zip(made.nodes, made.works, strict=True):
-        root.known[int(node)] = work
-    root.together.update(made.together)

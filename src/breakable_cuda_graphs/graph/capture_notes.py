@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._driver.bindings import Driver, types
 from .._driver.node_params import Conditional
-from .nodes import Notes
+from .node import Notes
 
 if TYPE_CHECKING:
     from .state import Template
@@ -82,12 +82,10 @@ class Journal:
     # ---- conditionals
 
     def note_conditionals(
-        self, segment: int, nodes: Sequence[Any], works: Sequence[Conditional],
-        together: dict[int, tuple[int, ...]],
-    ) -> None:  # fmt: skip
+        self, segment: int, known: dict[int, Conditional], together: dict[int, tuple[int, ...]]
+    ) -> None:
         """What no getter tells of conditional nodes before driver 13.2."""
-        known = self._known.setdefault(segment, {})
-        known.update({int(node): work for node, work in zip(nodes, works, strict=True)})
+        self._known.setdefault(segment, {}).update(known)
         self._together.setdefault(segment, {}).update(together)
 
     # ---- at the end of a segment

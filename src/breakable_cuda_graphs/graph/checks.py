@@ -7,16 +7,13 @@ and is a `ValueError` that knows its field, or a `TypeError`.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple
-
-import numpy
 
 from .._driver import enums, node_params
 from .._driver.bindings import Driver, types
 from ..errors import bad_type
 from . import errors
-from .arguments import Memory
+from .arguments import MemoryRange, number_bytes
 
 #: What owns memory that a node names, by the place in the node.
 Owned = dict[object, object]
@@ -67,7 +64,7 @@ def _home_name(home: tuple[int, int] | None) -> str:
     return "pinned host memory" if kind == enums.HOST_MEMORY else f"memory of device {device}"
 
 
-def require_room(memory: Memory, nbytes: int, field: str) -> None:
+def require_room(memory: MemoryRange, nbytes: int, field: str) -> None:
     """An array has to be as large as what is copied."""
     if memory.nbytes is not None and memory.nbytes < nbytes:
         raise errors.too_small(field, memory.nbytes, nbytes)
@@ -90,8 +87,8 @@ _ELEMENTS = (1, 2, 4)
 
 def fill_value(value: Any, element_size: int) -> tuple[int, int]:
     """The bits of one element and its size: a typed number brings its own, an int has to fit."""
-    if isinstance(value, (numpy.generic, ctypes._SimpleCData)):
-        data = value.tobytes() if isinstance(value, numpy.generic) else bytes(value)
+    data = number_bytes(value)
+    if data is not None:
         if len(data) not in _ELEMENTS:
             raise errors.fill_element(len(data))
         return int.from_bytes(data, "little"), len(data)

@@ -10,60 +10,36 @@ What may change in an executable: CUDA driver API, the cuGraphExec*NodeSetParams
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._driver import enums, node_params
 from .._driver.bindings import Driver
 from ..errors import bad_type
 from . import build, checks, errors, kernels
-from .arguments import Memory, as_memory, pack, packed
+from .arguments import MemoryRange, as_memory, pack, packed
 from .checks import Edited, Owned
 
-#: What can be given for each kind of node.
-FIELDS: dict[int, tuple[str, ...]] = {
-    enums.KERNEL: ("fn", "grid", "block", "shared_bytes", "args"),
-    enums.MEMCPY: ("src", "dst", "nbytes"),
-    enums.MEMSET: ("dst", "value", "nbytes"),
-    enums.HOST: ("fn",),
-    enums.EVENT_RECORD: ("event",),
-    enums.EVENT_WAIT: ("event",),
-    enums.BATCH_MEM_OP: ("operations",),
-}
+Changes = Mapping[str, Any]
 
 
 def edited(
-    driver: Driver, label: str, kind: str, work: node_params.Work, changes: Mapping[str, Any]
+    driver: Driver, label: str, kind: str, work: node_params.Work, changes: Changes
 ) -> Edited:
     """The work of a node with some of its fields changed."""
-    allowed = FIELDS.get(work.kind, ())
+    allowed, work_out = EDITS.get(work.kind, ((), _event))
     for name in changes:
         if name not in allowed:
             raise errors.not_a_field(kind, label, name, allowed)
     if not changes:
         raise errors.nothing_to_change(label)
-    if isinstance(work, node_params.Kernel):
-        return _kernel(driver, work, label, changes)
-    if isinstance(work, node_params.Copy):
-        return _copy(driver, work, changes)
-    if isinstance(work, node_params.Fill):
-        return _fill(driver, work, changes)
-    if isinstance(work, node_params.HostCall):
-        return Edited(build.host_call(changes["fn"]), {})
-    if isinstance(work, node_params.Batch):
-        made = build.batch(work.context, changes["operations"])
-        require_same_operations(work, made.work)
-        return made
-    event, owner = checks.as_event(changes["event"])
-    return Edited(dataclasses.replace(work, event=event), {"event": owner})  # type: ignore[call-arg]
+    return work_out(driver, work, label, changes)
 
 
 # ---------------------------------------------------------------- kernels
 
 
-def _kernel(
-    driver: Driver, work: node_params.Kernel, label: str, changes: Mapping[str, Any]
-) -> Edited:
+def _kernel(driver: Driver, work: node_params.Kernel, label: str, changes: Changes) -> Edited:
     owners: Owned = {}
     if "fn" in changes:
         function = kernels.as_function(changes["fn"])
@@ -84,7 +60,7 @@ def _kernel(
 
 
 def _with_function(
-    driver: Driver, work: node_params.Kernel, function: kernels.Function, changes: Mapping[str, Any]
+    driver: Driver, work: node_params.Kernel, function: kernels.Function, changes: Changes
 ) -> node_params.Kernel:
     """Another kernel in a node: its arguments have to be given whole."""
     args = changes.get("args", ())
@@ -117,7 +93,7 @@ def _some_arguments(
 # ---------------------------------------------------------------- copies
 
 
-def _copy(driver: Driver, work: node_params.Copy, changes: Mapping[str, Any]) -> Edited:
+def _copy(driver: Driver, work: node_params.Copy, _: str, changes: Changes) -> Edited:
     if not work.is_flat:
         raise errors.only_flat_copies()
     owners: Owned = {}
@@ -136,7 +112,7 @@ def _copy(driver: Driver, work: node_params.Copy, changes: Mapping[str, Any]) ->
     return Edited(work, owners)
 
 
-def _moved(driver: Driver, end: node_params.End, memory: Memory, side: str) -> node_params.End:
+def _moved(driver: Driver, end: node_params.End, memory: MemoryRange, side: str) -> node_params.End:
     if end.memory_type == enums.ARRAY_MEMORY:
         raise errors.memory_kind_changes(side, "an array", "an address")
     if not memory.address:
@@ -148,7 +124,7 @@ def _moved(driver: Driver, end: node_params.End, memory: Memory, side: str) -> n
 # ---------------------------------------------------------------- fills
 
 
-def _fill(driver: Driver, work: node_params.Fill, changes: Mapping[str, Any]) -> Edited:
+def _fill(driver: Driver, work: node_params.Fill, _: str, changes: Changes) -> Edited:
     owners: Owned = {}
     if "value" in changes:
         value, size = checks.fill_value(changes["value"], work.element_size)
@@ -178,7 +154,23 @@ def _with_element(work: node_params.Fill, size: int) -> node_params.Fill:
     )
 
 
-# ---------------------------------------------------------------- words of memory
+# ---------------------------------------------------------------- events, calls, words of memory
+
+
+def _event(_: Driver, work: Any, label: str, changes: Changes) -> Edited:
+    event, owner = checks.as_event(changes["event"])
+    return Edited(dataclasses.replace(work, event=event), {"event": owner})
+
+
+def _host_call(_: Driver, work: Any, label: str, changes: Changes) -> Edited:
+    return Edited(build.host_call(changes["fn"]), {})
+
+
+def _batch(_: Driver, work: node_params.Batch, label: str, changes: Changes) -> Edited:
+    made = build.batch(work.context, changes["operations"])
+    require_same_operations(work, made.work)
+    return made
+
 
 _FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH
 
@@ -195,3 +187,15 @@ def require_same_operations(before: node_params.Batch, after: node_params.Work) 
     )
     if old != new:
         raise errors.operations_change(len(old), len(new))
+
+
+#: What can be given for each kind of node, and what works it out.
+EDITS: dict[int, tuple[tuple[str, ...], Callable[[Driver, Any, str, Changes], Edited]]] = {
+    enums.KERNEL: (("fn", "grid", "block", "shared_bytes", "args"), _kernel),
+    enums.MEMCPY: (("src", "dst", "nbytes"), _copy),
+    enums.MEMSET: (("dst", "value", "nbytes"), _fill),
+    enums.HOST: (("fn",), _host_call),
+    enums.EVENT_RECORD: (("event",), _event),
+    enums.EVENT_WAIT: (("event",), _event),
+    enums.BATCH_MEM_OP: (("operations",), _batch),
+}

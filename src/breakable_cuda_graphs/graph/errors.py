@@ -1,6 +1,8 @@
-"""TODO graph.errors.
+"""The errors of graphs, nodes, edits and captures into a graph, and their texts.
 
-The hard problem: TODO
+The hard problem: the driver refuses an edit or a node with a number, and by then the value that was wrong
+is far away. So what is refused here names the field and the node, says what would fit, and says whether
+anything was changed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from ..errors import (
     ReplayError,
     UnjoinedStreamError,
     UpdateError,
-    said,
 )
 
 
@@ -23,13 +24,6 @@ def stream_of_other_context() -> ReplayError:
     return ReplayError(
         "the stream belongs to another CUDA context (another device) than the sequence was captured in: "
         "replay on a stream of that context"
-    )
-
-
-def other_context() -> CaptureError:
-    return CaptureError(
-        "another CUDA context is current in this thread than the one to capture in: make that one "
-        "current (the device's primary context for torch), or give a stream of the current context"
     )
 
 
@@ -63,10 +57,6 @@ def unjoined(
     )
     error.kernels, error.streams, error.segment = tuple(kernels), tuple(streams), segment
     return error
-
-
-def while_closing(problem: BaseException) -> str:
-    return f"and while the capture was closed: {said(problem)}"
 
 
 # ---------------------------------------------------------------- graphs, nodes and edits
@@ -169,7 +159,7 @@ def no_such_edge(source: object, target: object) -> ValueError:
 # ---- edits that are refused
 
 
-def update_error(node: object, field: str | None, text: str) -> UpdateError:
+def _update_error(node: object, field: str | None, text: str) -> UpdateError:
     error = UpdateError(text)
     error.node, error.field = node, field
     return error
@@ -177,7 +167,7 @@ def update_error(node: object, field: str | None, text: str) -> UpdateError:
 
 def edit_refused(node: object, field: str | None, why: str) -> UpdateError:
     where = f"{field} of " if field else ""
-    return update_error(
+    return _update_error(
         node,
         field or None,
         f"{where}the node {named(node)} cannot be changed so: {why}. Nothing was changed.",
@@ -185,7 +175,7 @@ def edit_refused(node: object, field: str | None, why: str) -> UpdateError:
 
 
 def edit_failed(node: object, field: str, cause: CUDAError) -> UpdateError:
-    error = update_error(
+    error = _update_error(
         node,
         field,
         f"the driver refused to change {field} of the node {named(node)} ({cause}). Nothing was "
@@ -210,7 +200,7 @@ def update_refused(
     result: str, node: object, change: object, changes: Sequence[object], code: int = 910,
     cause: BaseException | None = None, about: str | None = None,
 ) -> UpdateError:  # fmt: skip
-    """`change` is the difference that explains it (see `comparing.Change`), if one was found; `about`
+    """`change` is the difference that explains it (see `diff.Change`), if one was found; `about`
     is the field otherwise.
     """
     if node is None and change is not None:
@@ -223,7 +213,7 @@ def update_refused(
         f"the executable cannot take over this graph{where}: {why}{told}; {result}. Nothing was "
         "changed. Instantiate the new graph, or build it with the same nodes and edges in the same order."
     )
-    error = update_error(node, field, text)
+    error = _update_error(node, field, text)
     error.call, error.code, error.name = "cuGraphExecUpdate", code, result
     error.changes = tuple(changes)
     error.__cause__ = cause
@@ -231,34 +221,29 @@ def update_refused(
 
 
 def node_of_another_graph(node: object) -> UpdateError:
-    return update_error(
-        node,
-        None,
+    text = (
         f"the node {named(node)} belongs to another graph: give a node of the graph that this "
-        "executable or graph was made from",
+        "executable or graph was made from"
     )
+    return _update_error(node, None, text)
 
 
 def node_was_removed(node: object) -> UpdateError:
-    return update_error(node, None, f"the node {named(node)} was removed from its graph")
+    return _update_error(node, None, f"the node {named(node)} was removed from its graph")
 
 
 def cannot_be_switched(node: object) -> UpdateError:
-    return update_error(
-        node,
-        "enabled",
-        f"only kernels, copies and fills can be disabled, not the node {named(node)}",
-    )
+    text = f"only kernels, copies and fills can be disabled, not the node {named(node)}"
+    return _update_error(node, "enabled", text)
 
 
 def not_one_node(node: object, labels: Sequence[str]) -> UpdateError:
     what = ", ".join(labels[:5]) or "nothing"
-    return update_error(
-        node,
-        None,
+    text = (
         f"capture_update for the node {named(node)} has to capture just one operation, and captured "
-        f"{len(labels)}: {what}. Nothing was changed.",
+        f"{len(labels)}: {what}. Nothing was changed."
     )
+    return _update_error(node, None, text)
 
 
 def from_node_and_more(fields: Sequence[str]) -> TypeError:

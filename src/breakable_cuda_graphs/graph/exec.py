@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .._driver import contexts, enums, node_params, release, set_params, stream_capture
 from .._driver.bindings import Driver, types
@@ -23,18 +23,17 @@ from ..frameworks import choose
 from ..frameworks.streams import DEFAULT_STREAMS, as_handle
 from . import edit, errors
 from .checks import Edited, Owned
-from .nodes import Node
+from .diff import differences
+from .node import Node
+from .recording import Recording
+from .snapshot import Snapshot
 from .state import Shadow, Template
 from .target import OwnTarget, Target
-
-if TYPE_CHECKING:
-    from .graph import Graph
+from .view import GraphReader, template_of
 
 __all__ = ["GraphExec"]
 
-
 _NOTHING = contextlib.nullcontext()
-
 
 _SWITCHABLE = (enums.KERNEL, enums.MEMCPY, enums.MEMSET)
 
@@ -152,7 +151,7 @@ class GraphExec:
     def _work(self, node: Node) -> node_params.Work:
         """What a node of this executable does now; refuses any other node."""
         self._check(node)
-        return self._template.current(node._handle, node._template.reader(), self._shadow)
+        return self._template.current(node._handle, self._template.reader(), self._shadow)
 
     def _check(self, node: Node) -> None:
         if self._target.closed:
@@ -198,7 +197,7 @@ class GraphExec:
 
     # ---- editing from elsewhere
 
-    def update_from(self, graph: Graph) -> None:
+    def update_from(self, graph: GraphReader) -> None:
         """Take all parameters from a graph of the same topology, or change nothing.
 
         Nodes are paired in the order in which they were added. Nodes that are disabled stay so.
@@ -206,12 +205,7 @@ class GraphExec:
         whose `.changes` are all differences. Raises `RuntimeError` for the graph of another segment,
         if that draws random numbers.
         """
-        from .diff import differences
-        from .graph import Graph
-
-        if not isinstance(graph, Graph):
-            raise bad_type("graph", graph, "a Graph")
-        other = graph._template
+        other = template_of("graph", graph)
         with self._target.turn():
             if self._target.closed:
                 raise errors.exec_is_closed()
@@ -228,7 +222,7 @@ class GraphExec:
                 raise self._refused(refusal, other, changes)
             self._take_over(other)
 
-    def _snapshot(self) -> Any:
+    def _snapshot(self) -> Snapshot:
         """The template with this executable's own changes laid over it."""
         root = self._template.root
         before, root.shown = root.shown, self._shadow
@@ -238,7 +232,7 @@ class GraphExec:
             root.shown = before
 
     def _refused(
-        self, refusal: set_params.Refusal, other: Template, changes: list[Any]
+        self, refusal: set_params.UpdateRefusal, other: Template, changes: list[Any]
     ) -> UpdateError:
         cause = (
             None
@@ -264,7 +258,7 @@ class GraphExec:
         before = self._shadow.owners.all()
         shadow.owners = type(shadow.owners)()
         self._retire([*before, shadow.sources])
-        shadow.sources = other.root.owners.all()
+        shadow.sources = other.kept()
         for _, handle in self._template.walk():
             if int(handle) in shadow.disabled:
                 self._write_enabled(handle, False)
@@ -276,8 +270,6 @@ class GraphExec:
         `stream` is where to capture: it is yielded, and current for torch and CuPy inside. What was
         captured does not run. Raises `UpdateError` unless it was just one node of the same kind.
         """
-        from .recording import Recording
-
         with self._target.turn():
             self._check(node)
         recording = Recording(self._template.driver, stream)
@@ -350,7 +342,6 @@ _EXPLAINS = {
     ),
 }  # fmt: skip
 
-
 #: What a reason is about where the two graphs show no difference: two functions of one name, say.
 _ABOUT = {
     "FUNCTION_CHANGED": "fn",
@@ -389,7 +380,7 @@ def worked_out(
 
 def _kept(node: Node) -> Owned:
     """What owns the memory that another graph's node names: that graph's owners."""
-    return {"from_node": node._template.root.owners.all()}
+    return {"from_node": node._template.kept()}
 
 
 def _same_kind(node: Node, before: node_params.Work, after: node_params.Work) -> node_params.Work:
@@ -407,7 +398,7 @@ def _same_kind(node: Node, before: node_params.Work, after: node_params.Work) ->
             edit.require_same_operations(before, after)
         except ValueError as error:
             raise errors.edit_refused(node, "operations", str(error)) from None
-    if before.kind not in edit.FIELDS:
+    if before.kind not in edit.EDITS:
         raise errors.edit_refused(node, "kind", "nodes of this kind cannot change")
     return after
 
@@ -437,4 +428,4 @@ def instantiate(template: Template, flags: int) -> GraphExec:
     except BaseException:
         mark.close()
         raise
-    return GraphExec(template, OwnTarget(made, mark), Shadow(), template.root.owners.all())
+    return GraphExec(template, OwnTarget(made, mark), Shadow(), template.kept())

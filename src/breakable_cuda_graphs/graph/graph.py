@@ -17,23 +17,23 @@ each call checks it before the driver hears of it.
 
 from __future__ import annotations
 
-import fnmatch
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from .._driver import bindings, conditionals, contexts, enums, node_params, release, set_params
-from .._driver.bindings import types
 from .._driver.handles import INSTANTIATE_FLAGS, GraphHandle
-from ..errors import CUDAError, bad_choice, bad_type, not_copyable
+from ..errors import bad_type
 from ..frameworks import choose
 from . import build, checks, errors, exec, kernels
-from .build import note_conditional
+from .build import Condition, as_scalar
+from .change import GraphEditor
 from .checks import Owned
 from .exec import GraphExec
+from .node import Field, Node, OwningGraph
 from .nodes import (
     NODES,
     BatchMemOpNode,
-    Edge,
     EmptyNode,
     EventRecordNode,
     EventWaitNode,
@@ -43,12 +43,12 @@ from .nodes import (
     MemcpyNode,
     MemFreeNode,
     MemsetNode,
-    Node,
 )
 from .part import Part
 from .state import Ending, Template
+from .view import everywhere, template_of
 
-__all__ = ["ChildNode", "ConditionalNode", "Graph"]
+__all__ = ["ChildNode", "ConditionalNode", "Graph", "face_of"]
 
 
 class ChildNode(Node):
@@ -56,15 +56,18 @@ class ChildNode(Node):
 
     __slots__ = ()
     kind = "child"
-    _work: node_params.Child
+    _template: Template
 
     @property
     def graph(self) -> Graph:
         """The graph inside, to be looked at; its nodes can be edited in an executable."""
-        return self._template.inner(self)[0].graph
+        return face_of(self._template.inner(self)[0])
 
-    def _graphs(self) -> tuple[Graph, ...]:
-        return (self.graph,)
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [("nodes", len(self.graph))]
+
+    def _inside(self) -> list[tuple[str, OwningGraph]]:
+        return [("graph", self._template.inner(self)[0])]
 
 
 _CHOICES = {enums.IF: "if", enums.WHILE: "while", enums.SWITCH: "switch"}
@@ -76,21 +79,21 @@ class ConditionalNode(Node):
     __slots__ = ()
     kind = "conditional"
     _work: node_params.Conditional
+    _template: Template
 
     @property
     def type(self) -> str:
         """ "if", "while" or "switch"; "unknown" for one that this driver cannot read."""
         return _CHOICES.get(self._work.choice, "unknown")
 
-    @property
-    def condition(self) -> int:
-        """The CUgraphConditionalHandle: what a kernel of your own sets."""
-        return self._work.handle
+    condition = Field[int](
+        "handle", "The CUgraphConditionalHandle: what a kernel of your own sets."
+    )
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
         """The graphs inside; fill them with `.capture()` or node by node."""
-        return tuple(inner.graph for inner in self._template.inner(self))
+        return tuple(face_of(inner) for inner in self._template.inner(self))
 
     @property
     def body(self) -> Graph:
@@ -108,30 +111,34 @@ class ConditionalNode(Node):
             raise errors.no_second_body(self)
         return bodies[1]
 
-    def _graphs(self) -> tuple[Graph, ...]:
-        return self.bodies if self._work.bodies else ()
-
     def _describe(self) -> str:
         return f" {self.type}"
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [("type", self.type), ("bodies", len(self._work.bodies))]
+
+    def _line(self, addresses: bool = True) -> str:
+        return f"{self.type} node" if addresses else self.type
+
+    def _inside(self) -> list[tuple[str, OwningGraph]]:
+        names = ("body", "orelse") if self.type in ("if", "while") else ()
+        bodies = self._template.inner(self) if self._work.bodies else ()
+        return [
+            (names[place] if place < len(names) else f"body {place}", body)
+            for place, body in enumerate(bodies)
+        ]
 
 
 NODES[node_params.Child] = ChildNode
 NODES[node_params.Conditional] = ConditionalNode
 
-
 After = Node | Iterable[Node] | None
-
 N = TypeVar("N", bound=Node)
-
 
 _AUTO_FREE, _USE_PRIORITY = 1, 8  # CUgraphInstantiate_flags
 
 
-#: CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, and the kernel port that it starts from
-_PROGRAMMATIC, _PROGRAMMATIC_PORT = 1, 1
-
-
-class Graph:
+class Graph(GraphEditor):
     """A CUDA graph. `Graph()` makes an empty one; `segment.graph` shows a captured one.
 
     `after=` takes the node, or the nodes, that a new node waits for. Every method that adds returns
@@ -143,7 +150,7 @@ class Graph:
     that were removed, and all calls once it is closed.
     """
 
-    __slots__ = ("__weakref__", "_template")
+    __slots__ = ()
 
     def __init__(self) -> None:
         release.drain()
@@ -151,113 +158,6 @@ class Graph:
         contexts.ensure(driver, choose.framework_for(driver, None).context)
         context = contexts.current(driver)
         self._template = Template(driver, GraphHandle.create(driver), context=context)
-
-    @classmethod
-    def _of(cls, template: Template) -> Graph:
-        graph = cls.__new__(cls)
-        graph._template = template
-        return graph
-
-    # ---- looking
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """All nodes in topological order; where there is a choice, in the order of adding."""
-        return self._template.snapshot().nodes
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """All edges as (source, target, kind, from_port, to_port)."""
-        return self._template.snapshot().edges
-
-    def find(self, pattern: str, kind: type[Node] = Node) -> tuple[Node, ...]:
-        """The nodes whose name matches a shell pattern: the kernel's name, mangled or not, or the
-        kind of a node that is none; in graphs inside this one too.
-        """
-        if not isinstance(pattern, str):
-            raise bad_type("pattern", pattern, "a shell pattern, such as '*gemm*'")
-        _require_kind(kind)
-        found = (
-            node
-            for node in self._everywhere()
-            if isinstance(node, kind)
-            and any(fnmatch.fnmatchcase(name, pattern) for name in _names(node))
-        )
-        return tuple(dict.fromkeys(found))
-
-    def _everywhere(self) -> Iterable[Node]:
-        for node in self.nodes:
-            yield node
-            for inner in node._graphs():
-                yield from inner._everywhere()
-
-    def count(self, kind: type[Node] = Node) -> int:
-        """How many nodes there are, or how many of a kind."""
-        _require_kind(kind)
-        return sum(isinstance(node, kind) for node in self.nodes)
-
-    def __len__(self) -> int:
-        return len(self._template.driver.graph_nodes(self._template.value))
-
-    def diff(self, other: Graph) -> tuple[Any, ...]:
-        """What differs from the graph `other`: `Change`s with `.node`, `.field`, `.old` and `.new`.
-
-        Nodes are paired in the order in which they were added, as the driver pairs them.
-        """
-        from .diff import differences
-
-        _require_graph("other", other)
-        return tuple(differences(self._template.snapshot(), other._template.snapshot()))
-
-    def fingerprint(self, addresses: bool = False) -> str:
-        """A short text that is equal for two captures of the same work.
-
-        It covers topology, kernels, launch shapes, sizes of arguments, copies and fills. With
-        `addresses`, the bytes of all arguments and the addresses of copies and fills too.
-        """
-        from .diff import fingerprint
-
-        return fingerprint(self, addresses)
-
-    def to_dot(self, verbose: bool = False) -> str:
-        """The graph in Graphviz's language; `verbose`: as the driver draws it, with all fields."""
-        from . import text
-
-        return text.from_driver(self) if verbose else text.to_dot(self)
-
-    def to_networkx(self) -> Any:
-        """A `networkx.DiGraph` whose nodes are this graph's, with the fields as attributes."""
-        from . import text
-
-        return text.to_networkx(self)
-
-    def to_svg(self) -> str:
-        """A picture. Addresses are left out: the same work gives the same picture."""
-        from . import svg
-
-        return svg.of_graph(self)
-
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": str(self), "image/svg+xml": self.to_svg()}
-
-    def __str__(self) -> str:
-        from . import text
-
-        return text.page(self)
-
-    def __repr__(self) -> str:
-        if self._template.closed:
-            return "<Graph closed>"
-        counts: dict[str, int] = {}
-        for node in self.nodes:
-            counts[node.kind] = counts.get(node.kind, 0) + 1
-        total = sum(counts.values())
-        parts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-        noun = "node" if total == 1 else "nodes"
-        return f"<Graph {total} {noun}{': ' + parts if parts else ''}>"
 
     # ---- building
 
@@ -339,16 +239,15 @@ class Graph:
         copies of those. `RuntimeError` for that of a segment that draws random numbers.
         """
         self._template.require_open()
-        _require_graph("graph", graph)
-        other = graph._template
+        other = template_of("graph", graph)
         if other.root is self._template.root:
             raise errors.child_of_itself()
         if other.root.draws:
             raise errors.only_its_sequence_draws()
-        for node in graph._everywhere():
+        for node in everywhere(other.snapshot()):
             if node.type_id in (enums.MEM_ALLOC, enums.MEM_FREE, enums.CONDITIONAL):
                 raise errors.cannot_be_a_child(node)
-        owners: dict[object, object] = {"child": [other.root.owners.all(), other.root.lease]}
+        owners: dict[object, object] = {"child": [other.kept(), other.root.lease]}
         return self._add(ChildNode, node_params.Child(int(other.value)), _nodes(after), owners)
 
     def join(self, *nodes: Node) -> EmptyNode:
@@ -471,23 +370,19 @@ class Graph:
         return self._conditional(enums.SWITCH, size, index, after)
 
     def _conditional(self, choice: int, size: int, flag: Any, after: After) -> ConditionalNode:
-        from .build import as_scalar
-
         template = self._template
         template.require_open()
         driver, root = template.driver, template.root
         scalar, owner = as_scalar(flag, choice)
         conditionals.prepare(driver)
         before = template.handles(_nodes(after))
-        parts = conditionals.new_handles(driver, root.value, root.context, choice, size)
-        work = conditionals.setter(driver, parts, scalar, root.context)
-        setter = template.added(
-            set_params.add(driver, template.value, before, work), {"flag": owner}
-        )
-        made = conditionals.add_nodes(driver, template.value, [setter._handle], parts, root.context)
-        note_conditional(template, made)
+        condition = Condition.of_graph(driver, root.value, root.context, choice, size, scalar)
+        setter = template.added(condition.add_setter(template.value, before), {"flag": owner})
+        made = condition.add_nodes(template.value, setter._handle)
+        root.known.update(made.known)
+        root.together.update(made.together)
         if choice == enums.WHILE:
-            root.endings.append(Ending(int(made.bodies[0]), parts, scalar))
+            root.endings.append(Ending(int(made.bodies[0]), condition))
         return _known_as(ConditionalNode, template.added(made.nodes[0]))
 
     # ---- capturing
@@ -515,75 +410,6 @@ class Graph:
         self._template.handles(before)
         return Part(self._template, stream, before, mode)
 
-    # ---- changing
-
-    def update(self, node: Node, *, from_node: Node | None = None, **changes: Any) -> Node:
-        """Change a node of the template; returns it anew.
-
-        The changes are the keyword arguments of `GraphExec.update`, or `from_node=` alone: a node of
-        any graph, from which everything is taken.
-
-        Executables that exist are not affected. Raises `UpdateError`, with `.node` and `.field`, or
-        `TypeError`; then nothing has changed.
-        """
-        template = self._template
-        template.require_open()
-        template.check(node)
-        driver, root = template.driver, template.root
-        work = template.current(node._handle, template.reader(), None)
-        given = {name: value for name, value in changes.items() if value is not None}
-        made = exec.worked_out(driver, node, work, given, from_node)
-        try:
-            set_params.set_in_graph(driver, node._handle, made.work)
-        except CUDAError as error:
-            raise errors.edit_failed(node, "/".join(given) or "from_node", error) from error
-        root.owners.put(node.handle, made.owners)
-        return node._template.node(node._handle)
-
-    def link(self, source: Node, target: Node, kind: str = "full") -> None:
-        """Make the node `target` wait for `source`.
-
-        `kind="programmatic"`, between kernels: only for the point at which the source allows it
-        (programmatic dependent launch).
-        """
-        if kind not in ("full", "programmatic"):
-            raise bad_choice("kind", kind, ("full", "programmatic"))
-        self._template.require_open()
-        one, other = self._pair(source, target)
-        data = None
-        if kind == "programmatic":
-            edge = types.CUgraphEdgeData()
-            edge.type, edge.from_port = _PROGRAMMATIC, _PROGRAMMATIC_PORT
-            data = [edge]
-        self._template.driver.add_dependencies(self._template.value, [one], [other], data)
-
-    def unlink(self, source: Node, target: Node) -> None:
-        """Let `target` wait for `source` no more. Raises `ValueError` if there is no such edge."""
-        self._template.require_open()
-        one, other = self._pair(source, target)
-        driver, graph = self._template.driver, self._template.value
-        data = [d for a, b, d in driver.graph_edges(graph) if (a, b) == (one, other)]
-        if not data:
-            raise errors.no_such_edge(source, target)
-        driver.remove_dependencies(graph, [one], [other], data)
-
-    def _pair(self, source: Node, target: Node) -> tuple[Any, Any]:
-        (one,), (other,) = self._template.handles([source]), self._template.handles([target])
-        return one, other
-
-    def remove(self, node: Node) -> None:
-        """Take a node and its edges out of the template. Executables that exist keep theirs, which
-        can be launched and no longer edited. Raises `CUDAError` in a graph with allocations.
-        """
-        self._template.require_open()
-        self._template.handles([node])
-        self._template.driver.cuGraphDestroyNode(node._handle)
-        self._template.forget(node)
-
-    def keep_alive(self, *things: object) -> None:
-        """Keep objects for as long as this graph and its executables live."""
-        self._template.root.owners.keep(things)
-
     # ---- running and ending
 
     def instantiate(self, *, auto_free: bool = True, use_node_priority: bool = True) -> GraphExec:
@@ -607,11 +433,6 @@ class Graph:
         flags |= _USE_PRIORITY if use_node_priority else 0
         return exec.instantiate(template, flags)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the graph is gone."""
-        return self._template.closed
-
     def close(self) -> None:
         """Give the graph back. Executables of it can still be launched, and no longer edited.
 
@@ -627,9 +448,6 @@ class Graph:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise not_copyable("Graph")
 
     @property
     def _context(self) -> int:
@@ -652,16 +470,12 @@ def _nodes(after: After) -> list[Node]:
     return list(after)
 
 
-def _require_graph(name: str, given: object) -> None:
-    if not isinstance(given, Graph):
-        raise bad_type(name, given, "a Graph")
-
-
-def _require_kind(given: object) -> None:
-    """Kinds are classes here; the words are in `node.kind`."""
-    if not (isinstance(given, type) and issubclass(given, Node)):
-        raise bad_type("kind", given, "a class of breakable_cuda_graphs.nodes")
-
-
-def _names(node: Node) -> tuple[str, ...]:
-    return (node.name, node.mangled_name) if isinstance(node, KernelNode) else (node.label,)
+def face_of(template: Template) -> Graph:
+    """The `Graph` for a template: the same one for as long as somebody has it."""
+    graph = None if template.face is None else template.face()
+    if graph is None:
+        graph = Graph.__new__(Graph)
+        graph._template = template
+        template.face = weakref.ref(graph)
+    assert isinstance(graph, Graph)
+    return graph

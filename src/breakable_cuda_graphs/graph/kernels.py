@@ -9,15 +9,16 @@ are spelled for the driver.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .._driver.bindings import Driver, types
 from ..errors import bad_type
 from . import errors
+from .arguments import array_memory
 
 __all__ = ["Function", "as_function"]
-
 
 Arguments = Sequence[Any]
 
@@ -141,8 +142,6 @@ def _numba_array(value: Any, kind: Any) -> list[Any]:
 
     See `_Kernel._prepare_args` in numba-cuda's dispatcher.
     """
-    from .arguments import array_memory
-
     memory = array_memory(value)
     if memory is None or memory.kind is None:
         raise bad_type("argument", value, "an array")
@@ -152,10 +151,7 @@ def _numba_array(value: Any, kind: Any) -> list[Any]:
         strides = tuple(step * memory.itemsize for step in strides)
     if len(shape) != kind.ndim:
         raise bad_type("argument", value, f"an array of {kind.ndim} dimensions")
-    items = 1
-    for n in shape:
-        items *= n
-    numbers = [ctypes.c_ssize_t(n) for n in (items, memory.itemsize)]
+    numbers = [ctypes.c_ssize_t(n) for n in (math.prod(shape), memory.itemsize)]
     rest = [ctypes.c_ssize_t(n) for n in (*shape, *strides)]
     nulls = [ctypes.c_void_p(0), ctypes.c_void_p(0)]
     return [*nulls, *numbers, value, *rest]
@@ -168,10 +164,8 @@ _THREADS, _DYNAMIC_SHARED = (
     8,
 )  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, _MAX_DYNAMIC_SHARED_SIZE
 
-
 #: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (3.0 and later)
 _MAX_GRID = (2**31 - 1, 65535, 65535)
-
 _MAX_BLOCK = (1024, 1024, 64)
 
 

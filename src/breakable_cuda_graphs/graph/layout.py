@@ -15,11 +15,8 @@ from dataclasses import dataclass, field
 #: Pixels: one letter of the font, a line of text, inside a box, between boxes.
 LETTER, LINE, PADDING, GAP, DROP = 7.25, 16.0, 8.0, 24.0, 30.0
 
-
 _LANE = 10.0  # the width of an edge that passes a layer
-
 _SWEEPS = 6
-
 
 Point = tuple[float, float]
 
@@ -30,7 +27,7 @@ class Box:
 
     lines: Sequence[str]
     colour: str
-    inside: Sequence[tuple[str, Layout]] = ()
+    inside: Sequence[tuple[str, BoxLayout]] = ()
     title: str = ""
     is_dashed: bool = False
     x: float = 0.0
@@ -60,29 +57,29 @@ class Wire:
     points: list[Point] = field(default_factory=list)
 
 
-class _Place:
+class _Slot:
     """A box, or the lane of an edge, in a layer."""
 
     def __init__(self, width: float) -> None:
         self.width, self.x = width, 0.0
-        self.above: list[_Place] = []
-        self.below: list[_Place] = []
+        self.above: list[_Slot] = []
+        self.below: list[_Slot] = []
 
     @property
     def middle(self) -> float:
         return self.x + self.width / 2
 
 
-class Layout:
+class BoxLayout:
     """Boxes and edges with their places; edges have to be without cycles."""
 
     def __init__(self, boxes: Sequence[Box], wires: Sequence[Wire]) -> None:
         self.boxes, self.wires = list(boxes), list(wires)
         for box in self.boxes:
             box.measure()
-        self._places = [_Place(box.width) for box in self.boxes]
+        self._places = [_Slot(box.width) for box in self.boxes]
         self._depths = self._layers()
-        self._lanes: dict[int, list[_Place]] = {}
+        self._lanes: dict[int, list[_Slot]] = {}
         layers = self._fill()
         _order(layers)
         _spread(layers)
@@ -101,13 +98,13 @@ class Layout:
                 break
         return depths
 
-    def _fill(self) -> list[list[_Place]]:
-        layers: list[list[_Place]] = [[] for _ in range(max(self._depths, default=-1) + 1)]
+    def _fill(self) -> list[list[_Slot]]:
+        layers: list[list[_Slot]] = [[] for _ in range(max(self._depths, default=-1) + 1)]
         for place, depth in zip(self._places, self._depths, strict=True):
             layers[depth].append(place)
         for number, wire in enumerate(self.wires):
             lanes = [
-                _Place(_LANE)
+                _Slot(_LANE)
                 for _ in range(self._depths[wire.source] + 1, self._depths[wire.target])
             ]
             for depth, lane in enumerate(lanes, self._depths[wire.source] + 1):
@@ -119,7 +116,7 @@ class Layout:
                 lower.above.append(upper)
         return layers
 
-    def _put(self, layers: list[list[_Place]]) -> tuple[float, float]:
+    def _put(self, layers: list[list[_Slot]]) -> tuple[float, float]:
         """Give boxes and edges their points; the size of it all."""
         left = min((place.x for layer in layers for place in layer), default=0.0)
         right = max((place.x + place.width for layer in layers for place in layer), default=0.0)
@@ -143,7 +140,7 @@ class Layout:
         return right - left, max(y - DROP, 0.0)
 
 
-def _order(layers: list[list[_Place]]) -> None:
+def _order(layers: list[list[_Slot]]) -> None:
     """Bring places near to their neighbours: down, up, down, ..."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -154,20 +151,20 @@ def _order(layers: list[list[_Place]]) -> None:
             _place_side_by_side(layer)
 
 
-def _place_side_by_side(layer: list[_Place]) -> None:
+def _place_side_by_side(layer: list[_Slot]) -> None:
     x = -sum(place.width + GAP for place in layer) / 2
     for place in layer:
         place.x = x
         x += place.width + GAP
 
 
-def _mean(neighbours: list[_Place], place: _Place) -> float:
+def _mean(neighbours: list[_Slot], place: _Slot) -> float:
     if not neighbours:
         return place.middle
     return sum(each.middle for each in neighbours) / len(neighbours)
 
 
-def _spread(layers: list[list[_Place]]) -> None:
+def _spread(layers: list[list[_Slot]]) -> None:
     """Move places below (then above) their neighbours, as far as those beside them let them."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -176,7 +173,7 @@ def _spread(layers: list[list[_Place]]) -> None:
             _settle(layer, wanted)
 
 
-def _settle(layer: list[_Place], wanted: list[float]) -> None:
+def _settle(layer: list[_Slot], wanted: list[float]) -> None:
     """As near to what is wanted as order and gaps allow: groups that touch take their mean."""
     groups: list[list[int]] = []
     offsets: list[float] = [0.0] * len(layer)

@@ -14,21 +14,16 @@ again with `graph.nodes`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import Any
 
 from .._driver import enums, node_params
 from .._driver.demangle import demangled
-from ..errors import not_copyable
+from .abbreviate import IN_A_BOX, address_of, launch_of, shortened, size_of
 from .arguments import Address, Arg
-
-if TYPE_CHECKING:
-    from .graph import Graph
-    from .snapshot import Snapshot
-    from .state import Template
+from .node import Field, Look, Node, NodeState, OwningGraph, Resolve
 
 __all__ = [
     "BatchMemOpNode",
-    "Edge",
     "EmptyNode",
     "EventRecordNode",
     "EventWaitNode",
@@ -38,112 +33,10 @@ __all__ = [
     "MemFreeNode",
     "MemcpyNode",
     "MemsetNode",
-    "Node",
     "UnknownNode",
 ]
 
-
 Dim = tuple[int, int, int]
-
-
-class Node:
-    """One node of a graph, as it was when it was looked at."""
-
-    __slots__ = ("_enabled", "_handle", "_notes", "_serial", "_snapshot", "_template", "_work")
-
-    kind: ClassVar[str] = "node"
-
-    def __init__(self, template: Template, state: State, snapshot: Snapshot | None) -> None:
-        self._template, self._snapshot = template, snapshot
-        self._handle, self._work, self._serial, self._notes, self._enabled = state
-
-    @property
-    def handle(self) -> int:
-        """The driver's CUgraphNode, as a number. The graph owns it."""
-        return int(self._handle)
-
-    @property
-    def type_id(self) -> int:
-        """CUgraphNodeType."""
-        work = self._work
-        return work.type_id if isinstance(work, node_params.Unknown) else work.kind
-
-    @property
-    def label(self) -> str:
-        """The name of a kernel, the kind of any other node."""
-        return self.kind
-
-    @property
-    def enabled(self) -> bool:
-        """False for a node that the executable which runs this graph skips."""
-        return self._enabled
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """The `annotate` blocks that the node was captured in, from the outermost in."""
-        return self._notes.scopes
-
-    @property
-    def scope(self) -> str:
-        """The same in one line: "model/layer 3"."""
-        return "/".join(self._notes.scopes)
-
-    @property
-    def stack(self) -> tuple[str, ...]:
-        """The Python lines that captured it ("file.py:12 in step"), the innermost last.
-
-        Empty unless the capture was told to keep them (`record_stacks=True`).
-        """
-        return self._notes.stack
-
-    @property
-    def predecessors(self) -> tuple[Node, ...]:
-        """The nodes that this one waits for."""
-        return self._neighbours()[0]
-
-    @property
-    def successors(self) -> tuple[Node, ...]:
-        """The nodes that wait for this one."""
-        return self._neighbours()[1]
-
-    def _neighbours(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        snapshot = self._snapshot
-        if snapshot is None:
-            self._template.check(self)
-            snapshot = self._template.snapshot()
-        return snapshot.neighbours(int(self._handle))
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are the same node of the same graph, whatever they show."""
-        return (
-            isinstance(other, Node)
-            and self._template.root is other._template.root
-            and self._serial == other._serial
-        )
-
-    def __hash__(self) -> int:
-        return hash((id(self._template.root), self._serial))
-
-    def __copy__(self) -> Node:
-        return self  # it never changes
-
-    def __deepcopy__(self, memo: Any) -> Node:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise not_copyable(type(self).__name__)
-
-    def __repr__(self) -> str:
-        state = "" if self._enabled else " disabled"
-        scope = f" in {self.scope}" if self.scopes else ""
-        return f"<{type(self).__name__}{self._describe()}{scope}{state}>"
-
-    def _describe(self) -> str:
-        return ""
-
-    def _graphs(self) -> tuple[Graph, ...]:
-        """The graphs inside, as far as they are known."""
-        return ()
 
 
 class KernelNode(Node):
@@ -159,11 +52,6 @@ class KernelNode(Node):
         return demangled(self._work.name)
 
     @property
-    def mangled_name(self) -> str:
-        """The kernel's name as the driver has it."""
-        return self._work.name
-
-    @property
     def label(self) -> str:
         """The kernel's name, demangled."""
         return self.name
@@ -173,25 +61,13 @@ class KernelNode(Node):
         """The CUfunction (or CUkernel) that is launched, as a number."""
         return int(self._work.function)
 
-    @property
-    def grid(self) -> Dim:
-        """Blocks in x, y, z."""
-        return self._work.grid
-
-    @property
-    def block(self) -> Dim:
-        """Threads a block in x, y, z."""
-        return self._work.block
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory a block, in bytes."""
-        return self._work.shared_bytes
-
-    @property
-    def attrs(self) -> node_params.Attributes:
-        """Launch attributes: `.cluster`, `.cooperative`, `.priority`."""
-        return self._work.attributes
+    mangled_name = Field[str]("name", "The kernel's name as the driver has it.")
+    grid = Field[Dim]("grid", "Blocks in x, y, z.")
+    block = Field[Dim]("block", "Threads a block in x, y, z.")
+    shared_bytes = Field[int]("shared_bytes", "Dynamic shared memory a block, in bytes.")
+    attrs = Field[node_params.Attributes](
+        "attributes", "Launch attributes: `.cluster`, `.cooperative`, `.priority`."
+    )
 
     @property
     def args(self) -> tuple[Arg, ...]:
@@ -211,7 +87,32 @@ class KernelNode(Node):
     def _describe(self) -> str:
         shape = f"grid={self.grid} block={self.block}"
         shared = f" shared_bytes={self.shared_bytes}" if self.shared_bytes else ""
-        return f" {_short(self.name)} {shape}{shared}"
+        name = self.name if len(self.name) <= 60 else self.name[:57] + "..."
+        return f" {name} {shape}{shared}"
+
+    def _names(self) -> tuple[str, ...]:
+        return self.name, self.mangled_name
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [
+            ("fn", self.mangled_name),
+            ("grid", self.grid),
+            ("block", self.block),
+            ("shared_bytes", self.shared_bytes),
+            ("attrs.cluster", self.attrs.cluster),
+            ("attrs.cooperative", self.attrs.cooperative),
+            ("attrs.priority", self.attrs.priority),
+            *((f"args[{index}]", data) for index, data in enumerate(self._work.args)),
+        ]
+
+    def _line(self, addresses: bool = True) -> str:
+        return f"{shortened(self.name)}  {launch_of(self._work)}, {len(self._work.args)} args"
+
+    def _picture(self) -> list[str]:
+        return [shortened(self.name, IN_A_BOX), launch_of(self._work)]
+
+    def _facts(self, resolve: Resolve) -> list[list[str]]:
+        return [["launch", launch_of(self._work)]]
 
 
 _MEMORY = {0: "unset", 1: "host", 2: "device", 3: "array", 4: "unified"}
@@ -228,14 +129,12 @@ class MemcpyNode(Node):
     @property
     def src(self) -> int:
         """The address of the first byte that is read; of an array, its handle."""
-        work = self._work.src
-        return work.address if work.memory_type == enums.ARRAY_MEMORY else work.start
+        return _place(self._work.src)
 
     @property
     def dst(self) -> int:
         """The address of the first byte that is written; of an array, its handle."""
-        work = self._work.dst
-        return work.address if work.memory_type == enums.ARRAY_MEMORY else work.start
+        return _place(self._work.dst)
 
     @property
     def nbytes(self) -> int:
@@ -243,19 +142,12 @@ class MemcpyNode(Node):
         return self._work.width * max(self._work.height, 1) * max(self._work.depth, 1)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Dim:
         """Bytes a row, rows, slices."""
         return self._work.width, self._work.height, self._work.depth
 
-    @property
-    def src_pitch(self) -> int:
-        """Bytes from row to row of the source."""
-        return self._work.src.pitch
-
-    @property
-    def dst_pitch(self) -> int:
-        """Bytes from row to row of the target."""
-        return self._work.dst.pitch
+    src_pitch = Field[int]("src.pitch", "Bytes from row to row of the source.")
+    dst_pitch = Field[int]("dst.pitch", "Bytes from row to row of the target.")
 
     @property
     def src_memory(self) -> str:
@@ -270,6 +162,27 @@ class MemcpyNode(Node):
     def _describe(self) -> str:
         return f" {self.nbytes} bytes {self.src:#x} -> {self.dst:#x}"
 
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [("src", self.src), ("dst", self.dst), ("nbytes", self.shape)] + [
+            (name, getattr(self, name))
+            for name in ("src_pitch", "dst_pitch", "src_memory", "dst_memory")
+        ]
+
+    def _line(self, addresses: bool = True) -> str:
+        ends = f" from {self.src:#x} to {self.dst:#x}" if addresses else ""
+        return f"copy {size_of(self.nbytes)}{ends}"
+
+    def _facts(self, resolve: Resolve) -> list[list[str]]:
+        return [
+            ["copies", size_of(self.nbytes)],
+            ["from", address_of(self.src, resolve)],
+            ["to", address_of(self.dst, resolve)],
+        ]
+
+
+def _place(end: node_params.End) -> int:
+    return end.address if end.memory_type == enums.ARRAY_MEMORY else end.start
+
 
 class MemsetNode(Node):
     """A fill of memory with one value of 1, 2 or 4 bytes."""
@@ -279,20 +192,10 @@ class MemsetNode(Node):
     _work: node_params.Fill
     __match_args__ = ("dst", "value", "nbytes")
 
-    @property
-    def dst(self) -> int:
-        """The address of the first byte that is written."""
-        return self._work.dst
-
-    @property
-    def value(self) -> int:
-        """The bits of one element."""
-        return self._work.value
-
-    @property
-    def element_size(self) -> int:
-        """Bytes of one element: 1, 2 or 4."""
-        return self._work.element_size
+    dst = Field[int]("dst", "The address of the first byte that is written.")
+    value = Field[int]("value", "The bits of one element.")
+    element_size = Field[int]("element_size", "Bytes of one element: 1, 2 or 4.")
+    pitch = Field[int]("pitch", "Bytes from row to row.")
 
     @property
     def nbytes(self) -> int:
@@ -304,13 +207,27 @@ class MemsetNode(Node):
         """Elements a row, rows."""
         return self._work.width, self._work.height
 
-    @property
-    def pitch(self) -> int:
-        """Bytes from row to row."""
-        return self._work.pitch
-
     def _describe(self) -> str:
         return f" {self.nbytes} bytes at {self.dst:#x} with {self.value:#x}"
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [
+            ("dst", self.dst),
+            ("value", self.value),
+            ("element_size", self.element_size),
+            ("nbytes", self.shape),
+            ("pitch", self.pitch),
+        ]
+
+    def _line(self, addresses: bool = True) -> str:
+        at = f" at {self.dst:#x}" if addresses else ""
+        return f"fill {size_of(self.nbytes)}{at} with {self.value:#x}"
+
+    def _facts(self, resolve: Resolve) -> list[list[str]]:
+        return [
+            ["fills", f"{size_of(self.nbytes)} with {self.value:#x}"],
+            ["at", address_of(self.dst, resolve)],
+        ]
 
 
 class EmptyNode(Node):
@@ -325,12 +242,8 @@ class EventRecordNode(Node):
 
     __slots__ = ()
     kind = "event record"
-    _work: node_params.EventRecord
 
-    @property
-    def event(self) -> int:
-        """The CUevent, as a number."""
-        return self._work.event
+    event = Field[int]("event", "The CUevent, as a number.")
 
 
 class EventWaitNode(Node):
@@ -338,12 +251,8 @@ class EventWaitNode(Node):
 
     __slots__ = ()
     kind = "event wait"
-    _work: node_params.EventWait
 
-    @property
-    def event(self) -> int:
-        """The CUevent, as a number."""
-        return self._work.event
+    event = Field[int]("event", "The CUevent, as a number.")
 
 
 class HostNode(Node):
@@ -351,17 +260,9 @@ class HostNode(Node):
 
     __slots__ = ()
     kind = "host"
-    _work: node_params.HostCall
 
-    @property
-    def function(self) -> int:
-        """The address of the function."""
-        return self._work.function
-
-    @property
-    def user_data(self) -> int:
-        """What it is called with."""
-        return self._work.user_data
+    function = Field[int]("function", "The address of the function.")
+    user_data = Field[int]("user_data", "What it is called with.")
 
 
 class MemAllocNode(Node):
@@ -369,21 +270,20 @@ class MemAllocNode(Node):
 
     __slots__ = ()
     kind = "mem alloc"
-    _work: node_params.Allocation
     __match_args__ = ("address", "nbytes")
 
-    @property
-    def address(self) -> int:
-        """Where the memory is, at every launch."""
-        return self._work.address
-
-    @property
-    def nbytes(self) -> int:
-        """How large the memory is."""
-        return self._work.nbytes
+    address = Field[int]("address", "Where the memory is, at every launch.")
+    nbytes = Field[int]("nbytes", "How large the memory is.")
 
     def _describe(self) -> str:
         return f" {self.nbytes} bytes at {self.address:#x}"
+
+    def _line(self, addresses: bool = True) -> str:
+        at = f" at {self.address:#x}" if addresses else ""
+        return f"allocate {size_of(self.nbytes)}{at}"
+
+    def _facts(self, resolve: Resolve) -> list[list[str]]:
+        return [["allocates", size_of(self.nbytes)], ["at", f"{self.address:#x}"]]
 
 
 class MemFreeNode(Node):
@@ -391,12 +291,11 @@ class MemFreeNode(Node):
 
     __slots__ = ()
     kind = "mem free"
-    _work: node_params.Release
 
-    @property
-    def address(self) -> int:
-        """Where the memory is."""
-        return self._work.address
+    address = Field[int]("address", "Where the memory is.")
+
+    def _line(self, addresses: bool = True) -> str:
+        return f"free {self.address:#x}" if addresses else self.label
 
 
 class BatchMemOpNode(Node):
@@ -404,17 +303,28 @@ class BatchMemOpNode(Node):
 
     __slots__ = ()
     kind = "batch mem op"
-    _work: node_params.Batch
 
-    @property
-    def operations(self) -> tuple[node_params.MemoryOperation, ...]:
-        """Each with `.name` ("write", "wait_geq", "wait_eq", "wait_and", "wait_nor"), `.address`,
-        `.value`, `.nbytes`, and as the driver has it `.operation` and `.flags`.
-        """
-        return self._work.operations
+    operations = Field[tuple[node_params.MemoryOperation, ...]](
+        "operations",
+        'Each with `.name` ("write", "wait_geq", "wait_eq", "wait_and", "wait_nor"), `.address`, '
+        "`.value`, `.nbytes`, and as the driver has it `.operation` and `.flags`.",
+    )
 
     def _describe(self) -> str:
         return " " + ", ".join(f"{each.name} {each.address:#x}" for each in self.operations)
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [("count", len(self.operations))] + [
+            (f"operations[{place}].{name}", getattr(each, name))
+            for place, each in enumerate(self.operations)
+            for name in ("name", "nbytes", "value", "address")
+        ]
+
+    def _line(self, addresses: bool = True) -> str:
+        return ", ".join(
+            f"{each.name} {each.value:#x} at {each.address:#x}" if addresses else each.name
+            for each in self.operations
+        )
 
 
 class UnknownNode(Node):
@@ -422,7 +332,8 @@ class UnknownNode(Node):
 
     __slots__ = ()
     kind = "unknown"
-    _work: node_params.Unknown
+
+    type_id = Field[int]("type_id", "CUgraphNodeType.")
 
     @property
     def label(self) -> str:
@@ -449,45 +360,6 @@ NODES: dict[type[node_params.Work], type[Node]] = {
 }
 
 
-class Edge(NamedTuple):
-    """`target` waits for `source`: for all of it ("full"), or, "programmatic", for a trigger in it.
-
-    The ports are the driver's: which event of the source kernel, which part of the target.
-    """
-
-    source: Node
-    target: Node
-    kind: str = "full"
-    from_port: int = 0
-    to_port: int = 0
-
-    @property
-    def src(self) -> Node:
-        """The same as `source`."""
-        return self.source
-
-    @property
-    def dst(self) -> Node:
-        """The same as `target`."""
-        return self.target
-
-
-def _short(name: str, limit: int = 60) -> str:
-    return name if len(name) <= limit else name[: limit - 3] + "..."
-
-
-class Notes(NamedTuple):
-    """What was noted of a node when it was captured."""
-
-    scopes: tuple[str, ...] = ()
-    stack: tuple[str, ...] = ()
-
-
-class State(NamedTuple):
-    """One node at one moment."""
-
-    handle: Any
-    work: node_params.Work
-    serial: int
-    notes: Notes
-    enabled: bool
+def as_node(template: OwningGraph, state: NodeState, look: Look | None) -> Node:
+    """A node of the kind for what it does."""
+    return NODES[type(state.work)](template, state, look)

@@ -14,7 +14,7 @@ from .._driver import kernel_params, release, transplant
 from .._driver.handles import GraphHandle
 from ..errors import not_copyable
 from . import errors
-from .nodes import Node, Notes
+from .node import Node, Notes
 from .recording import Recording
 from .state import Template
 

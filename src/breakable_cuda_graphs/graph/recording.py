@@ -16,9 +16,9 @@ from .._driver import bindings, contexts, enums, kernel_params, release, stream_
 from .._driver.handles import GraphHandle
 from .._driver.survey import Survey, pageable_copy
 from .._driver.threads import Home
-from ..errors import bad_choice, note
+from ..errors import bad_choice, note, other_context, while_closing
 from ..frameworks import choose, companions
-from ..frameworks.protocols import Captured, Found, Framework, Gone, Pool, Session
+from ..frameworks.protocols import Found, Framework, Gone, Pool, Session
 from ..frameworks.streams import as_handle, refuse_default
 from . import errors
 from .capture_notes import Journal, Page
@@ -39,7 +39,8 @@ class Recording(unfinished.Unfinished):
         if mode not in tuple(stream_capture.MODES):
             raise bad_choice("mode", mode, tuple(stream_capture.MODES))
         self.driver, self._mode, self._given = driver, mode, stream
-        self._enclosed: Enclosed | None = None
+        self.stream: Any = None  # of the capture, once it is open
+        self._is_entered = False
         self._template: Template | None = None
         self.frontier: list[int] = []
         self.keep: object = None  # what the graph's memory is kept by
@@ -47,14 +48,8 @@ class Recording(unfinished.Unfinished):
         self.also_keep: list[object] = []  # what was given up to it while it was open
 
     @property
-    def stream(self) -> Any:
-        """The stream of the capture."""
-        assert self._enclosed is not None
-        return self._enclosed.stream_object
-
-    @property
     def handle(self) -> Any:
-        """The same as the bindings' object."""
+        """The stream as the bindings' object."""
         return bindings.types.CUstream(as_handle(self.stream))
 
     @property
@@ -73,7 +68,7 @@ class Recording(unfinished.Unfinished):
             refuse_default(stream)
         framework = choose.framework_for(driver, stream)
         if not contexts.ensure(driver, framework.context):
-            raise errors.other_context()
+            raise other_context()
         if stream is not None:
             handle = bindings.types.CUstream(as_handle(stream))
             if stream_capture.status(driver, handle) is not stream_capture.Status.NONE:
@@ -81,10 +76,17 @@ class Recording(unfinished.Unfinished):
         release.guard_collections()
         unfinished.sweep()
         self.home = Home()
-        self._enclosed = Enclosed(framework, stream, self._mode)
+        self._framework = framework
+        with release.relaxed_thread():
+            self._pool = framework.new_pool(None)
+            self.stream = self._pool.lease(self) if stream is None else stream
+        self._session = _session(framework, self._pool, self.stream, self._mode)
         try:
             unfinished.pending[self] = None
-            self._enclosed.begin()
+            with release.relaxed_thread():
+                self._is_entered = True
+                self._session.enter()
+                self._session.begin()
             self.journal = Journal(driver, self.handle)
             open_recordings.append(self)
         except BaseException:
@@ -103,47 +105,61 @@ class Recording(unfinished.Unfinished):
             if error is None:
                 raise errors.left_elsewhere("part", self.home.is_in_parent())
             return
-        enclosed = self._enclosed
-        assert enclosed is not None
         try:
             self._close_journal()
             with release.relaxed_thread():  # a capture around this one must not hear of it
                 if error is not None:
-                    enclosed.abandon()
+                    self.abandon()
                 else:
-                    self._end(enclosed)
+                    self._end()
             unfinished.pending.pop(self, None)
         except BaseException as problem:
             if error is None or not isinstance(problem, Exception):
                 self.put_back()
                 raise
             # The body's own error is the one to see.
-            note(error, errors.while_closing(problem))
+            note(error, while_closing(problem))
         release.drain()
 
     def is_at_work(self) -> bool:
         """Whether this thread is inside its beginning or end."""
-        return unfinished.is_running(self, _WORK)
+        work = (Recording.__enter__, Recording.__exit__, Recording.put_back)
+        return unfinished.is_running(self, frozenset(method.__code__ for method in work))
 
     def place(self) -> tuple[bindings.Driver, int]:
         """Where its stream is."""
-        assert self._enclosed is not None
-        return self.driver, self._enclosed.framework.context
+        return self.driver, self._framework.context
 
     def put_back(self) -> None:
         """End the capture without wanting its graph; can be repeated."""
         self._close_journal()
-        assert self._enclosed is not None
         with release.relaxed_thread():
-            self._enclosed.abandon()
+            self.abandon()
         unfinished.pending.pop(self, None)
+
+    def abandon(self) -> None:
+        """End the capture and restore what its beginning changed; can be repeated."""
+        self._leave(failed=True)
+
+    def _leave(self, failed: bool) -> None:
+        session = self._session
+        try:
+            if failed:
+                session.abandon()
+        finally:
+            try:
+                if self._is_entered:
+                    session.leave(failed)
+                    self._is_entered = False
+            finally:
+                self._pool.end_lease(self, keep=session.uses_workspace)
 
     def _close_journal(self) -> None:
         with contextlib.suppress(ValueError):  # it is closed already
             open_recordings.remove(self)
 
-    def _end(self, enclosed: Enclosed) -> None:
-        driver = self.driver
+    def _end(self) -> None:
+        driver, session = self.driver, self._session
         failed = True
         try:
             info = driver.capture_info(self.handle)
@@ -153,8 +169,8 @@ class Recording(unfinished.Unfinished):
                 survey = Survey(reader, info.graph, info.dependencies)
                 nodes = driver.graph_nodes(info.graph)
             unjoined = _unjoined(survey)  # before the end: a failed one takes the nodes along
-            captured = enclosed.end(survey)
-            problem = _problem(enclosed.framework, survey, captured)
+            captured = session.end(survey)
+            problem = _problem(self._framework, survey, captured)
             if survey is not None and survey.missed:
                 problem = unjoined
             if captured.graph is None:
@@ -164,26 +180,21 @@ class Recording(unfinished.Unfinished):
                 captured.close()
                 raise problem
             if survey is not None:
-                self.inputs = enclosed.inputs(survey)
+                self.inputs = session.inputs(survey)
                 for piece in self.inputs[0]:
                     if isinstance(piece.storage, Gone):
                         captured.close()
                         raise errors.recording_reads_what_is_gone(piece.storage.words)
             failed = False
         finally:
-            enclosed.leave(failed)
+            self._leave(failed)
         assert isinstance(captured.graph, GraphHandle)
         self.frontier = [int(node) for node in info.dependencies]
-        self.keep = (enclosed.pool, captured.graph, captured.keep, self.also_keep)
+        self.keep = (self._pool, captured.graph, captured.keep, self.also_keep)
         self._template = Template(
             driver, captured.graph, context=contexts.current(driver), is_open=False
         )
         self.journal.hand_over(self._template, 0, nodes)
-
-
-_WORK = frozenset(
-    method.__code__ for method in (Recording.__enter__, Recording.__exit__, Recording.put_back)
-)
 
 
 def _unjoined(survey: Survey | None) -> Exception:
@@ -204,57 +215,6 @@ def _problem(framework: Framework, survey: Survey | None, captured: Any) -> Exce
         return errors.recording_draws()
     problem: Exception | None = captured.problem
     return problem
-
-
-class Enclosed:
-    """One capture from `begin` to `end` or `abandon`, and what has to live as long as its graph."""
-
-    def __init__(self, framework: Framework, stream: Any, mode: str) -> None:
-        self.framework = framework
-        with release.relaxed_thread():
-            self.pool: Pool = framework.new_pool(None)
-            self.stream_object = self.pool.lease(self) if stream is None else stream
-        self._session = _session(framework, self.pool, self.stream_object, mode)
-        self._is_entered = False
-
-    def begin(self) -> None:
-        """Make the stream current and open the capture; whatever fails, all is as it was."""
-        with release.relaxed_thread():
-            try:
-                self._is_entered = True
-                self._session.enter()
-                self._session.begin()
-            except BaseException:
-                self.abandon()
-                raise
-
-    def end(self, survey: Survey | None) -> Captured:
-        """End the capture; one that drew random numbers comes with a runner."""
-        return self._session.end(survey)
-
-    def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
-        """The memory of others that the captured work names; see `Session.inputs`."""
-        return self._session.inputs(survey)
-
-    def abandon(self) -> None:
-        """End the capture without wanting its graph."""
-        self.leave(failed=True)
-
-    def leave(self, failed: bool) -> None:
-        """Restore what `begin` changed; if it `failed`, end what is still open. Can be repeated."""
-        try:
-            if failed:
-                self._session.abandon()
-        finally:
-            self._leave(failed)
-
-    def _leave(self, failed: bool) -> None:
-        try:
-            if self._is_entered:
-                self._session.leave(failed)
-                self._is_entered = False
-        finally:
-            self.pool.end_lease(self, keep=self._session.uses_workspace)
 
 
 def _session(framework: Framework, pool: Pool, stream: Any, mode: str) -> Session:

@@ -8,16 +8,13 @@ nodes of them when asked.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from .nodes import Edge, Node
-
-if TYPE_CHECKING:
-    from .state import Template
+from .node import Edge, Node, NodeState, OwningGraph
+from .nodes import as_node
 
 __all__ = ["Snapshot"]
-
 
 _EDGE_KINDS = {0: "full", 1: "programmatic"}
 
@@ -25,20 +22,17 @@ _EDGE_KINDS = {0: "full", 1: "programmatic"}
 class Snapshot:
     """The nodes of one graph in topological order, ties by insertion, and its edges."""
 
-    def __init__(self, template: Template) -> None:
-        driver = template.driver
-        self._template = template
-        handles = driver.graph_nodes(template.value)
-        place = {int(handle): number for number, handle in enumerate(handles)}
+    def __init__(
+        self,
+        template: OwningGraph,
+        states: Sequence[NodeState],
+        edges: Iterable[tuple[Any, Any, Any]],
+    ) -> None:
+        self._template, self._states = template, states
+        place = {int(state.handle): number for number, state in enumerate(states)}
         self._pairs = sorted(
-            (
-                (place[int(a)], place[int(b)], data)
-                for a, b, data in driver.graph_edges(template.value)
-            ),
-            key=_by_target,
+            ((place[int(a)], place[int(b)], data) for a, b, data in edges), key=_by_target
         )
-        reader = template.reader()
-        self._states = [template.state(handle, reader) for handle in handles]
         self._place = place
         self._before: dict[int, list[int]] = {}
         self._behind: dict[int, list[int]] = {}
@@ -47,7 +41,7 @@ class Snapshot:
             self._behind.setdefault(source, []).append(target)
 
     def _node(self, number: int) -> Node:
-        return self._template.as_node(self._states[number], self)
+        return as_node(self._template, self._states[number], self)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

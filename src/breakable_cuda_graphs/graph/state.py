@@ -14,10 +14,9 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._driver import (
-    conditionals,
     enums,
     kernel_params,
     node_params,
@@ -29,13 +28,10 @@ from .._driver.bindings import Driver, types
 from .._driver.handles import GraphHandle, GraphView
 from ..errors import bad_type
 from . import errors
-from .nodes import NODES, Node, Notes, State
+from .build import Condition, leaves
+from .node import Node, NodeState, Notes
+from .nodes import NODES, as_node
 from .snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from ..sequence.rebinding.address_index import Inventory
-    from .graph import Graph
-
 
 _NO_NOTES = Notes()
 
@@ -97,8 +93,7 @@ class Ending(NamedTuple):
     """The kernel that a WHILE body must end with: it sets the condition for the next round."""
 
     body: int
-    parts: conditionals.Parts
-    scalar: conditionals.Scalar
+    condition: Condition
 
 
 class Template:
@@ -114,7 +109,7 @@ class Template:
         self.is_open = is_open  # whether nodes may be added and removed
         # Weak in both: a graph must be given back when its last user lets go, not at a collection.
         self._inner: dict[int, tuple[weakref.ref[Template], ...]] = {}
-        self._graph: weakref.ref[Graph] | None = None
+        self.face: weakref.ref[Any] | None = None  # the `Graph` that shows this
         if parent is None:
             self.context = context
             self.owners = Owners()
@@ -125,7 +120,7 @@ class Template:
             self.shown: Shadow | None = None
             self.resolver: Callable[[int], str | None] = _nothing_known
             self.lease: object = None  # what the memory of captured work is kept by
-            self.inventory: Inventory | None = None  # of a segment's graph, once it was asked for
+            self.inventory: object = None  # of a segment's graph, once it was asked for
             self.draws = False  # whether each launch has to be prepared, for random numbers
             self._is_alive = is_alive
             self._serials: dict[int, int] = {}
@@ -152,17 +147,6 @@ class Template:
         if root._is_alive is not None and not root._is_alive():
             return True
         return isinstance(root.handle, GraphHandle) and root.handle.closed
-
-    @property
-    def graph(self) -> Graph:
-        """The `Graph` for this template."""
-        graph = self._graph() if self._graph is not None else None
-        if graph is None:
-            from .graph import Graph
-
-            graph = Graph._of(self)
-            self._graph = weakref.ref(graph)
-        return graph
 
     def close(self) -> None:
         """Give the graph back, if it is ours."""
@@ -193,6 +177,10 @@ class Template:
     def resolve(self, value: int) -> str | None:
         """Whose memory an address is in, if that is known."""
         return self.root.resolver(value)
+
+    def kept(self) -> list[object]:
+        """What owns the memory that the nodes of this tree name."""
+        return self.root.owners.all()
 
     def inner(self, node: Node) -> tuple[Template, ...]:
         """The graphs inside a child or conditional node."""
@@ -238,24 +226,23 @@ class Template:
                 return work
         return reader.read(handle)
 
-    def state(self, handle: Any, reader: node_params.Reader | None = None) -> State:
+    def state(self, handle: Any, reader: node_params.Reader | None = None) -> NodeState:
         """All that there is to say of one node now."""
         shadow = self.root.shown
         work = self.current(handle, reader or self.reader(), shadow)
         enabled = shadow is None or int(handle) not in shadow.disabled
         notes = self.root.notes.get(int(handle), _NO_NOTES)
-        return State(handle, work, self.serial(handle), notes, enabled)
+        return NodeState(handle, work, self.serial(handle), notes, enabled)
 
     def node(self, handle: Any) -> Node:
         """The value for one node."""
-        return self.as_node(self.state(handle), None)
-
-    def as_node(self, state: State, snapshot: Snapshot | None) -> Node:
-        return NODES[type(state.work)](self, state, snapshot)
+        return as_node(self, self.state(handle), None)
 
     def snapshot(self) -> Snapshot:
         """All nodes and edges as they are now."""
-        return Snapshot(self)
+        handles, edges = self.driver.graph_nodes(self.value), self.driver.graph_edges(self.value)
+        reader = self.reader()
+        return Snapshot(self, [self.state(handle, reader) for handle in handles], edges)
 
     def walk(self) -> Iterator[tuple[Template, Any]]:
         """Every node handle of this graph and of the graphs inside it, each after its outer one."""
@@ -327,21 +314,13 @@ class Template:
     def _finish_body(self, ending: Ending) -> None:
         driver, graph = self.driver, types.CUgraph(ending.body)
         setter = self.root._setters.get(ending)
-        leaves = [
-            node
-            for node in driver.graph_nodes(graph)
-            if (setter is None or int(node) != int(setter))
-            and not [d for d in driver.node_dependents(node) if setter is None or d != setter]
-        ]
+        last = leaves(driver, graph, setter)
         if setter is not None:
-            if {int(node) for node in driver.node_dependencies(setter)} == {
-                int(node) for node in leaves
-            }:
+            if {int(node) for node in driver.node_dependencies(setter)} == set(map(int, last)):
                 return
             driver.cuGraphDestroyNode(setter)
             self.root._serials.pop(int(setter), None)
-        work = conditionals.setter(driver, ending.parts, ending.scalar, self.root.context)
-        self.root._setters[ending] = set_params.add(driver, graph, leaves, work)
+        self.root._setters[ending] = ending.condition.add_setter(graph, last)
 
 
 def _nothing_known(value: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Graphs and sequences as SVG, which notebooks and browsers show without any tools.
+"""Graphs as SVG, which notebooks and browsers show without any tools.
 
 The hard problem: a captured model has thousands of nodes with names of hundreds of letters, and a picture
 of all that shows nothing. So names are shortened (the whole is in the tooltip), long graphs are cut with
@@ -13,20 +13,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
-from .graph import ChildNode
-from .layout import LINE, PADDING, Box, Layout, Wire
-from .nodes import BatchMemOpNode, KernelNode, MemAllocNode, MemcpyNode, MemsetNode, Node
-from .text import COLOURS, PLAIN, inside, launch_of, shortened, size_of
-
-if TYPE_CHECKING:
-    from .graph import Graph
-
+from .layout import LINE, PADDING, Box, BoxLayout, Wire
+from .node import Look, Node
+from .text import COLOURS, PLAIN
 
 _MOST = 200  # nodes of one graph
-
-NAME_LENGTH = 44
 
 _MARGIN = 10.0
 
@@ -34,15 +26,13 @@ _MARGIN = 10.0
 # ---------------------------------------------------------------- what is drawn
 
 
-def of_graph(graph: Graph) -> str:
-    """A picture of a graph; of a closed one, a box that says so."""
-    if graph.closed:
-        return drawn(Layout([Box([repr(graph)], PLAIN)], []))
-    return drawn(layout_of(graph))
+def page(title: str, look: Look | None) -> str:
+    """A picture of a graph; of a closed one (None), a box that says so."""
+    return drawn(BoxLayout([Box([title], PLAIN)], []) if look is None else layout_of(look))
 
 
-def layout_of(graph: Graph) -> Layout:
-    nodes = graph.nodes
+def layout_of(look: Look) -> BoxLayout:
+    nodes = look.nodes
     number = {node.handle: place for place, node in enumerate(nodes[:_MOST])}
     boxes = [_box(node) for node in nodes[:_MOST]]
     wires = [
@@ -51,48 +41,33 @@ def layout_of(graph: Graph) -> Layout:
             number[edge.target.handle],
             "" if edge.kind == "full" else edge.kind,
         )
-        for edge in graph.edges
+        for edge in look.edges
         if edge.source.handle in number and edge.target.handle in number
     ]
     if len(nodes) > _MOST:
         boxes.append(Box([f"... and {len(nodes) - _MOST} more nodes"], PLAIN, is_dashed=True))
         wires.append(Wire(_MOST - 1, _MOST))
-    return Layout(boxes, wires)
+    return BoxLayout(boxes, wires)
 
 
 def _box(node: Node) -> Box:
     lines = [f"[{node.scope}]"] if node.scopes else []
     return Box(
-        [*lines, *lines_of(node)],
+        [*lines, *node._picture()],
         COLOURS.get(node.kind, PLAIN),
         [
-            ("" if isinstance(node, ChildNode) else title, layout_of(graph))
-            for title, graph in inside(node)
+            ("" if title == "graph" else title, layout_of(graph.snapshot()))
+            for title, graph in node._inside()
         ],
         title=node.label,
         is_dashed=not node.enabled,
     )
 
 
-def lines_of(node: Node) -> list[str]:
-    """A node in few words."""
-    if isinstance(node, KernelNode):
-        return [shortened(node.name, NAME_LENGTH), launch_of(node)]
-    if isinstance(node, MemcpyNode):
-        return [f"copy {size_of(node.nbytes)}"]
-    if isinstance(node, MemsetNode):
-        return [f"fill {size_of(node.nbytes)} with {node.value:#x}"]
-    if isinstance(node, MemAllocNode):
-        return [f"allocate {size_of(node.nbytes)}"]
-    if isinstance(node, BatchMemOpNode):
-        return [", ".join(each.name for each in node.operations)]
-    return [getattr(node, "type", node.label)]
-
-
 # ---------------------------------------------------------------- SVG
 
 
-def drawn(layout: Layout) -> str:
+def drawn(layout: BoxLayout) -> str:
     width, height = (f"{side + 2 * _MARGIN:.0f}" for side in (layout.width, layout.height))
     return "\n".join(
         [
@@ -108,7 +83,7 @@ def drawn(layout: Layout) -> str:
     )
 
 
-def _parts(layout: Layout, left: float, top: float) -> Iterator[str]:
+def _parts(layout: BoxLayout, left: float, top: float) -> Iterator[str]:
     for wire in layout.wires:
         yield from _wire(wire, left, top)
     for box in layout.boxes:

@@ -31,7 +31,7 @@ class Target(Protocol):
     def twins(self) -> dict[int, Any] | None:
         """The nodes by which the executable knows those of the template; None: they are the same."""
 
-    def update_from(self, graph: Any) -> set_params.Refusal | None:
+    def update_from(self, graph: Any) -> set_params.UpdateRefusal | None:
         """Give all nodes the parameters of another graph's."""
 
     def launch(self, handle: int, stream: Any) -> None:
@@ -68,7 +68,7 @@ class OwnTarget:
     def twins(self) -> dict[int, Any] | None:
         return None
 
-    def update_from(self, graph: Any) -> set_params.Refusal | None:
+    def update_from(self, graph: Any) -> set_params.UpdateRefusal | None:
         return set_params.update_exec(self.driver, self.executable(), graph)
 
     def launch(self, handle: int, stream: Any) -> None:

@@ -8,20 +8,18 @@ go in is refused while the outer capture is still whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._driver import bindings, user_objects
 from .._driver.enums import NO_CHILDREN
 from ..capture import open_blocks
+from ..sequence.plan import Plan
 from ..sequence.segments import EagerSegment, GraphSegment
+from ..sequence.state import SequenceState
 from . import errors
 
-if TYPE_CHECKING:
-    from ..sequence.plan import Plan
-    from .sequence import CUDAGraphSequence
 
-
-def embed(sequence: CUDAGraphSequence, plan: Plan, stream: Any) -> None:
+def embed(sequence: SequenceState, plan: Plan, stream: Any) -> None:
     """Put a sequence into the capture that `stream` is in."""
     driver = bindings.current()
     outer = open_blocks.capturing(int(stream))

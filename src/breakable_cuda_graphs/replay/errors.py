@@ -1,20 +1,12 @@
-"""TODO replay.errors.
+"""The texts of errors that a replay, a profile or an embedding raises.
 
-The hard problem: TODO
+The hard problem: a replay runs long after the code that captured it, so each text says what to do now,
+not what went wrong then.
 """
 
 from __future__ import annotations
 
-from ..errors import CaptureError, ReplayError
-
-# ---------------------------------------------------------------- replay
-
-
-def reentered(what: str) -> ReplayError:
-    return ReplayError(
-        f"a sequence cannot be {what} by one of its own breaks while it replays: do it when replay() "
-        "has returned"
-    )
+from ..errors import ReplayError
 
 
 def nothing_to_profile() -> ReplayError:
@@ -43,20 +35,6 @@ def not_a_report(cause: BaseException) -> ValueError:
         f"this is no report of a profile ({type(cause).__name__}: {cause}): give what "
         "report.to_json() returned, of the same version of this library"
     )
-
-
-def replay_while_capturing() -> ReplayError:
-    return ReplayError(
-        "this sequence is being captured and cannot be replayed before its breakable_graph block ends"
-    )
-
-
-def reset_while_capturing() -> CaptureError:
-    return CaptureError("a sequence cannot be reset inside its own breakable_graph block")
-
-
-def capture_while_capturing() -> CaptureError:
-    return CaptureError("this sequence is being captured already by another breakable_graph block")
 
 
 def cannot_embed(why: str) -> ReplayError:

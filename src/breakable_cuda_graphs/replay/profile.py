@@ -25,49 +25,65 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Protocol
 
 from .._driver import bindings, contexts, enums, process, release, stream_capture, timing
 from ..errors import bad_type, too_few
 from ..frameworks.streams import as_handle
-from ..sequence.errors import stale_input
+from ..sequence.errors import reentered, stale_input
+from ..sequence.memory import Memory
 from ..sequence.plan import BREAK, Plan, Step, Unit, units_of
-from ..sequence.segments import GraphSegment
+from ..sequence.segments import EagerSegment, GraphSegment
 from . import errors
 from .gate import Gate
-from .report import Block, Profile, Row
-
-if TYPE_CHECKING:
-    from .sequence import CUDAGraphSequence
+from .passes import Pass, follows, inner_half, marker, mean_steps, middle, shares
+from .report import Profile, Row, TimelineEntry
 
 __all__ = ["profile"]
 
-
 _ROUNDS = 5  # the ways of timing take turns, so that a slow moment of the machine meets all of them
-
 _GATED, _LEAST_GATED = 10, 4  # replays with delays
-
 _MOST_GATES = 2000  # delays in all of them
-
 _MOST_EVENTS = 8192  # alive at once
-
 _SHOWN = 3  # replays on the timeline
-
 _LONGEST_DELAY = 50_000.0  # microseconds before one unit
-
 _WAIT_DELAY = 2_000.0  # at least so long before a break that waits, for a thread to wake up in
-
 _MOST_COPIES = 256  # of each executable, to see their memory
-
 _MOST_COPIED_NODES = 20_000
-
 
 _Steps = list[Step]
 
 
-def profile(
-    sequence: CUDAGraphSequence, iterations: int, warmup: int, stream: Any = None
-) -> Profile:
+class Replayable(Protocol):
+    """What is asked of a sequence: how it replays, with this plan or another."""
+
+    _plan: Plan | None
+    _memory: Memory
+    _context: int
+    _epoch: int
+    _pool: Any
+    _turn: Any
+    _handle: int
+    _stream: Any
+
+    @property
+    def segments(self) -> tuple[GraphSegment | EagerSegment, ...]: ...
+
+    @property
+    def _has_turn(self) -> bool: ...
+
+    def replay(self, stream: Any = None) -> None: ...
+
+    def _refuse_unless_empty(self) -> None: ...
+
+    def _is_at_home(self, plan: Plan) -> bool: ...
+
+    def _run(self, plan: Plan, handle: int, stream: Any) -> None: ...
+
+    def _replay_elsewhere(self, plan: Plan, stream: Any, handle: int) -> None: ...
+
+
+def profile(sequence: Replayable, iterations: int, warmup: int, stream: Any = None) -> Profile:
     """See `CUDAGraphSequence.profile`."""
     for name, number, least in (("iterations", iterations, 1), ("warmup", warmup, 0)):
         if isinstance(number, bool) or not isinstance(number, int):
@@ -79,7 +95,7 @@ def profile(
         sequence._refuse_unless_empty()
         raise errors.nothing_to_profile()
     if sequence._has_turn:
-        raise errors.reentered("profiled")
+        raise reentered("profiled")
     with contexts.made_current(plan.framework.driver, sequence._context):
         handle = plan.framework.current_stream() if stream is None else as_handle(stream)
         driver = plan.framework.driver
@@ -92,26 +108,15 @@ def profile(
             return profiler.run(iterations, warmup)
 
 
-class _Pass(NamedTuple):
-    """What was seen of some replays: for each, the times at its marks in microseconds.
-
-    was_marked: of those with delays, in which units another thread has marked the end of the work.
-    """
-
-    gpu: list[list[float]]
-    cpu: list[list[float]]
-    was_marked: list[list[bool]]
-
-
 class _Profiler:
     """One call of `profile`."""
 
-    def __init__(self, sequence: CUDAGraphSequence, plan: Plan, stream: Any, handle: int) -> None:
+    def __init__(self, sequence: Replayable, plan: Plan, stream: Any, handle: int) -> None:
         self._sequence, self._plan, self._given = sequence, plan, stream
         self._driver, self._handle = plan.framework.driver, handle
         self._stream = bindings.types.CUstream(handle)
         self._record = self._driver.module.cuEventRecord
-        self._units = units_of(sequence, plan)
+        self._units = units_of(sequence.segments, plan)
         self._replays = 0
         self._held: list[Any] = []
         with self._quiet():
@@ -146,8 +151,8 @@ class _Profiler:
     def run(self, iterations: int, warmup: int) -> Profile:
         for _ in range(warmup):
             self._replay_plainly()
-        plain, marked = _Pass([], [], []), _Pass([], [], [])
-        for count in _shares(iterations, min(_ROUNDS, iterations)):
+        plain, marked = Pass([], [], []), Pass([], [], [])
+        for count in shares(iterations, min(_ROUNDS, iterations)):
             self._time_plain(count, plain)
             self._time_marked(count, marked)
         stamp = self._stamp_cost()
@@ -156,7 +161,7 @@ class _Profiler:
             work, waits = self._work(marked, min(iterations, _GATED, few))
         return self._report(iterations, plain, marked, stamp, work, waits)
 
-    def _time_plain(self, count: int, result: _Pass) -> None:
+    def _time_plain(self, count: int, result: Pass) -> None:
         """Replays as they are, with one event between each two of them."""
         while count:
             part = min(count, _MOST_EVENTS)
@@ -179,7 +184,7 @@ class _Profiler:
             result.gpu.extend([a, b] for a, b in itertools.pairwise(at))
             result.cpu.extend([0.0, taken] for taken in times)
 
-    def _time_marked(self, count: int, result: _Pass) -> None:
+    def _time_marked(self, count: int, result: Pass) -> None:
         """Replays with a mark before the first unit and behind each."""
         marks = len(self._units) + 1
         while count:
@@ -206,7 +211,7 @@ class _Profiler:
                 result.cpu.append(cpu[first : first + marks + 1])
 
     def _marked_steps(self, events: Sequence[Any], stamps: list[int]) -> _Steps:
-        mark = _marker(self._record, iter(events), self._stream, stamps)
+        mark = marker(self._record, iter(events), self._stream, stamps)
         steps: _Steps = [(None, mark)]
         for unit in self._units:
             steps += _followed(unit.step, mark)
@@ -217,7 +222,7 @@ class _Profiler:
         count = 64
         with self._quiet():
             events, stamps = self._events(count), list[int]()
-            mark = _marker(self._record, iter(events.values), self._stream, stamps)
+            mark = marker(self._record, iter(events.values), self._stream, stamps)
             for _ in range(count):
                 mark()
             self._synchronize()
@@ -226,7 +231,7 @@ class _Profiler:
 
     # ---- work and waiting
 
-    def _work(self, marked: _Pass, count: int) -> tuple[list[float], list[bool]]:
+    def _work(self, marked: Pass, count: int) -> tuple[list[float], list[bool]]:
         """For each unit how long the stream works at it, and whether it waits for the device.
 
         On the simulated driver all work is done when its call returns: nothing ever waits.
@@ -243,7 +248,7 @@ class _Profiler:
         # Several times as long as the host takes when it is quickest, and long enough to be seen.
         delays = [min(4 * taken + 200.0, _LONGEST_DELAY) for taken in quickest]
         gated = self._time_gated(delays, count, ())
-        work = [_middle([gpu[number] for gpu in gated.gpu]) for number in range(len(self._units))]
+        work = [middle([gpu[number] for gpu in gated.gpu]) for number in range(len(self._units))]
         suspects = [
             number
             for number, unit in enumerate(self._units)
@@ -265,19 +270,19 @@ class _Profiler:
                     if was[number]
                 ]
                 if 2 * len(marked_at) > count:  # it was still waiting when the delay was half over
-                    waits[number], work[number] = True, _middle(marked_at)
+                    waits[number], work[number] = True, middle(marked_at)
         return work, waits
 
-    def _time_gated(self, delays: Sequence[float], count: int, probed: Sequence[int]) -> _Pass:
+    def _time_gated(self, delays: Sequence[float], count: int, probed: Sequence[int]) -> Pass:
         """Each unit behind its delay; those that are probed up to where the host begins to wait."""
-        result = _Pass([], [], [])
+        result = Pass([], [], [])
         many = len(self._units)
         for _ in range(count):
             with self._quiet():
                 events = self._events(3 * many)
                 self._synchronize()
             gates = [
-                Gate(self, delay, events.values[3 * n : 3 * n + 3], n in probed)
+                self._gate(delay, events.values[3 * n : 3 * n + 3], n in probed)
                 for n, delay in enumerate(delays)
             ]
             steps: _Steps = []
@@ -290,11 +295,18 @@ class _Profiler:
                     gate.cancel()
             with self._quiet():
                 self._synchronize()
-                result.gpu.append([gate.gpu(self._driver) for gate in gates])
+                result.gpu.append([gate.gpu for gate in gates])
                 self._drop(events)
             result.cpu.append([gate.cpu for gate in gates])
             result.was_marked.append([gate.is_marked for gate in gates])
         return result
+
+    def _gate(self, microseconds: float, events: Sequence[Any], is_probed: bool) -> Gate:
+        assert self._delay is not None
+        context = self._sequence._context
+        return Gate(
+            self._driver, context, self._stream, self._delay, microseconds, events, is_probed
+        )
 
     # ---- replays
 
@@ -334,15 +346,15 @@ class _Profiler:
     # ---- the result
 
     def _report(
-        self, iterations: int, plain: _Pass, marked: _Pass, stamp: float, work: Sequence[float],
+        self, iterations: int, plain: Pass, marked: Pass, stamp: float, work: Sequence[float],
         waits: Sequence[bool],
     ) -> Profile:  # fmt: skip
-        chosen = _inner_half([gpu[-1] - gpu[0] for gpu in marked.gpu])
-        gpu = _mean_steps([marked.gpu[number] for number in chosen])
-        cpu = _mean_steps([marked.cpu[number] for number in chosen])
+        chosen = inner_half([gpu[-1] - gpu[0] for gpu in marked.gpu])
+        gpu = mean_steps([marked.gpu[number] for number in chosen])
+        cpu = mean_steps([marked.cpu[number] for number in chosen])
         profiled = sum(gpu)
         plain_totals = [each[1] - each[0] for each in plain.gpu]
-        replay = _middle(plain_totals)
+        replay = middle(plain_totals)
         # What the marks have added to the stream's time is measured too, and belongs to no unit.
         mark = max(0.0, profiled - replay) / len(gpu)
         gpu = [max(0.0, taken - mark) for taken in gpu]
@@ -362,7 +374,7 @@ class _Profiler:
             replay_us=replay,
             fastest_us=min(plain_totals),
             slowest_us=max(plain_totals),
-            cpu_us=_middle([cpu[1] for cpu in plain.cpu]),
+            cpu_us=middle([cpu[1] for cpu in plain.cpu]),
             profiled_us=profiled,
             mark_us=stamp,
             clock_error_us=self._clock.error,
@@ -401,24 +413,24 @@ class _Profiler:
             share=(busy + gap) / total, waits=waits,
         )  # fmt: skip
 
-    def _timeline(self, marked: _Pass, work: Sequence[float]) -> tuple[Block, ...]:
+    def _timeline(self, marked: Pass, work: Sequence[float]) -> tuple[TimelineEntry, ...]:
         """A few replays in a row, the one whose time is in the middle among them."""
         totals = [gpu[-1] - gpu[0] for gpu in marked.gpu]
-        middle = sorted(range(len(totals)), key=totals.__getitem__)[len(totals) // 2]
-        in_a_row = [middle]
-        while len(in_a_row) < _SHOWN and _follows(marked, in_a_row[-1] + 1):
+        central = sorted(range(len(totals)), key=totals.__getitem__)[len(totals) // 2]
+        in_a_row = [central]
+        while len(in_a_row) < _SHOWN and follows(marked, in_a_row[-1] + 1):
             in_a_row.append(in_a_row[-1] + 1)
-        while len(in_a_row) < _SHOWN and _follows(marked, in_a_row[0]):
+        while len(in_a_row) < _SHOWN and follows(marked, in_a_row[0]):
             in_a_row.insert(0, in_a_row[0] - 1)
         first = in_a_row[0]
         start = min(marked.cpu[first][0], marked.gpu[first][0])
-        blocks: list[Block] = []
+        blocks: list[TimelineEntry] = []
         for number in in_a_row:
             gpu, cpu = marked.gpu[number], marked.cpu[number]
             for unit in range(len(self._units)):
                 busy = min(work[unit], gpu[unit + 1] - gpu[unit])
                 blocks.append(
-                    Block(
+                    TimelineEntry(
                         number - first, unit, cpu[unit] - start, cpu[unit + 1] - cpu[unit],
                         gpu[unit] - start, gpu[unit + 1] - gpu[unit], busy,
                     )
@@ -446,50 +458,7 @@ class _Profiler:
         return bytes(name).split(b"\0")[0].decode(errors="replace")
 
 
-def _marker(record: Any, events: Iterator[Any], stream: Any, stamps: list[int]) -> Any:
-    """A call that notes the host's time and records the next event: as little as it can be."""
-    clock, note = time.perf_counter_ns, stamps.append
-
-    def mark() -> None:
-        note(clock())
-        record(next(events), stream)
-
-    return mark
-
-
-def _follows(marked: _Pass, number: int) -> bool:
-    """Whether a replay came right behind the one before it; between rounds others were made."""
-    return 0 < number < len(marked.cpu) and marked.cpu[number][0] == marked.cpu[number - 1][-1]
-
-
-def _shares(count: int, parts: int) -> list[int]:
-    """A number in so many parts that differ by one at most."""
-    return [count // parts + (number < count % parts) for number in range(parts)]
-
-
-def _inner_half(values: Sequence[float]) -> list[int]:
-    """The places of the values that are neither in the lowest nor in the highest quarter."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    cut = len(values) // 4
-    return order[cut : len(values) - cut]
-
-
-def _middle(values: Sequence[float]) -> float:
-    """The mean of the inner half: a rare long replay does not move it."""
-    chosen = _inner_half(values)
-    return sum(values[number] for number in chosen) / len(chosen)
-
-
 def _followed(step: Step, call: Callable[[], None]) -> _Steps:
     """A unit's launch or call, and then another call."""
     executable, own = step
     return [(executable, call)] if own is None else [(None, own), (None, call)]
-
-
-def _mean_steps(times: Sequence[Sequence[float]]) -> list[float]:
-    """The mean distances between the marks of some replays; they add up to the mean total."""
-    count = len(times)
-    return [
-        sum(each[mark + 1] - each[mark] for each in times) / count
-        for mark in range(len(times[0]) - 1)
-    ]

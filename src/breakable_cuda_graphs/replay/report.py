@@ -19,16 +19,13 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..sequence.pages.assemble import profile_page
+from ..sequence.pages import assemble
 from . import errors
 
-__all__ = ["Block", "Profile", "Row"]
-
+__all__ = ["Profile", "Row", "TimelineEntry"]
 
 _WORTH = 0.01  # of the replay; less is not worth a line
-
 _NAMED = 5  # breaks that are named as worth removing
-
 _WIDTH = 118  # of a table that is not printed to a terminal
 
 
@@ -64,7 +61,7 @@ class Row:
         return f"{self.scope}/{self.name}" if self.scope else self.name
 
 
-class Block(NamedTuple):
+class TimelineEntry(NamedTuple):
     """One unit of one replay on the timeline; times in microseconds from its start.
 
     `work` is the part of the stream's time that is work; the rest, the gap, is drawn before it (in a
@@ -113,7 +110,7 @@ class Profile:
     pool_bytes: int | None
     executable_bytes: float | None
     rows: tuple[Row, ...]
-    timeline: tuple[Block, ...]
+    timeline: tuple[TimelineEntry, ...]
 
     @property
     def gpu_us(self) -> float:
@@ -272,7 +269,7 @@ class Profile:
             values = json.loads(text)
             rows = [Row(**(row | {"segments": tuple(row["segments"])})) for row in values["rows"]]
             fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
-            timeline = tuple(Block(**block) for block in values["timeline"])
+            timeline = tuple(TimelineEntry(**block) for block in values["timeline"])
         except (KeyError, TypeError, ValueError) as error:
             raise errors.not_a_report(error) from error
         return cls(**(fields | {"rows": tuple(rows), "timeline": timeline}))
@@ -315,7 +312,10 @@ class Profile:
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """One page that needs nothing else: a timeline to zoom into, and a table to sort."""
-        _write(path, profile_page(self))
+        data = json.loads(self.to_json())
+        for row, shown in zip(self.rows, data["rows"], strict=True):
+            shown["label"] = row.label
+        _write(path, assemble.page("profile", f"Profile of {self.sequence}", data))
 
 
 _HEADS = (
@@ -323,7 +323,6 @@ _HEADS = (
 )  # fmt: skip
 
 _TEXTS = 2  # the first columns, which are not numbers
-
 
 _HOST, _STREAM = 1, 2  # tracks of the trace
 

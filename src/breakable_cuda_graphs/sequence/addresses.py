@@ -8,26 +8,30 @@ but the driver does is called other memory; what the driver does not know either
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .._driver import bindings
 from ..graph.arguments import array_memory
 from . import pytree
-from .memory import nbytes_of
+from .memory import Memory, nbytes_of
 
-if TYPE_CHECKING:
-    from ..replay.sequence import CUDAGraphSequence
-
-__all__ = ["Places", "Ranges"]
-
+__all__ = ["Knowing", "Places", "Ranges"]
 
 _LOWEST, _HIGHEST = 1 << 12, 1 << 57
+
+
+class Knowing(Protocol):
+    """What is asked of a sequence: whose memory is where."""
+
+    _segments: Any  # the segments; those of breaks have arguments
+    _memory: Memory
+    _pool: Any
 
 
 class Places:
     """Names addresses for the graphs of one sequence."""
 
-    def __init__(self, sequence: CUDAGraphSequence) -> None:
+    def __init__(self, sequence: Knowing) -> None:
         self._sequence = weakref.ref(sequence)
 
     def name(self, address: int) -> str | None:
@@ -40,13 +44,13 @@ class Places:
 class Ranges:
     """What a sequence knows of memory at one moment, for as many addresses as one likes."""
 
-    def __init__(self, sequence: CUDAGraphSequence | None) -> None:
-        self._pool: Any = None if sequence is None else sequence._pool
+    def __init__(self, sequence: Knowing | None) -> None:
+        self._pool = None if sequence is None else sequence._pool
         self._has_looked = False
         self._named: dict[tuple[int, int], str] = {}  # first address and bytes -> the first name
         if sequence is None:
             return
-        for segment in sequence.segments:
+        for segment in sequence._segments:
             for path, value in _arguments(segment):
                 array = array_memory(value)
                 if array is not None:

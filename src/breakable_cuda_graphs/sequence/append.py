@@ -7,21 +7,17 @@ placement that fails leaves the sequence as it was, unlike a capture: nothing of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._driver import contexts, release
 from ..errors import bad_type
 from ..graph.graph import Graph
 from . import errors
 from .segments import GraphSegment
-
-if TYPE_CHECKING:
-    from ..replay.sequence import CUDAGraphSequence
+from .state import SequenceState
 
 __all__ = ["append"]
 
 
-def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
+def append(sequence: SequenceState, graph: Graph) -> GraphSegment:
     """Add a graph behind what the sequence has; `replay()` runs it with the rest.
 
     Neighbours without a break between them are launched as one. The graph stays readable; edit it
@@ -42,7 +38,7 @@ def append(sequence: CUDAGraphSequence, graph: Graph) -> GraphSegment:
     try:
         sequence._begin_capture(graph)
         segment = GraphSegment._of_graph(len(sequence._segments), graph)
-        segment._belong(sequence)
+        segment.belong(sequence)
         driver = framework.driver
         with contexts.made_current(driver, framework.context), release.relaxed_thread():
             sequence._commit(framework, [segment])

@@ -1,6 +1,7 @@
-"""TODO sequence.errors.
+"""The texts of errors about segments, breaks' results, the memory of a sequence, and rebinding.
 
-The hard problem: TODO
+The hard problem: most of these speak of a tensor deep inside an argument or a result, so each carries the
+path to it and the name of the break.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from ..errors import CaptureError, ReplayError, StaleInputError
 # ---------------------------------------------------------------- arguments and results of breaks
 
 
-def stale_input(tensor: str, role: str) -> StaleInputError:
+def stale_input(tensor: str, role: object) -> StaleInputError:
     error = StaleInputError(
         f"the memory of a tensor ({tensor}; {role}) was freed since the capture, so a replay would "
         "read or write memory that is gone. Keep the tensor alive (or let the sequence own it: "
         "keep_inputs=True), or reset() and capture again."
     )
-    error.tensor, error.role = tensor, role
+    error.tensor, error.role = tensor, str(role)
     return error
 
 
@@ -101,7 +102,7 @@ def argument_used_up(name: str, index: int) -> CaptureError:
     )
 
 
-def argument_filled(name: str, argument: str, role: str) -> CaptureError:
+def argument_filled(name: str, argument: str, role: object) -> CaptureError:
     return of_break(
         CaptureError,
         name,
@@ -193,3 +194,27 @@ def rebind_in_capture() -> ReplayError:
     return ReplayError(
         "a sequence cannot be rebound while it is captured, or by one of its own breaks"
     )
+
+
+# ---------------------------------------------------------------- states of a sequence
+
+
+def reentered(what: str) -> ReplayError:
+    return ReplayError(
+        f"a sequence cannot be {what} by one of its own breaks while it replays: do it when replay() "
+        "has returned"
+    )
+
+
+def replay_while_capturing() -> ReplayError:
+    return ReplayError(
+        "this sequence is being captured and cannot be replayed before its breakable_graph block ends"
+    )
+
+
+def reset_while_capturing() -> CaptureError:
+    return CaptureError("a sequence cannot be reset inside its own breakable_graph block")
+
+
+def capture_while_capturing() -> CaptureError:
+    return CaptureError("this sequence is being captured already by another breakable_graph block")

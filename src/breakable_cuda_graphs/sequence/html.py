@@ -10,36 +10,37 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._driver import bindings
 from .._driver.kernel_params import steps_of
-from ..graph import diff
+from ..graph.abbreviate import shortened, shown, size_of
 from ..graph.arguments import array_memory
-from ..graph.nodes import KernelNode, MemAllocNode, MemcpyNode, MemsetNode, Node
-from ..graph.text import inside, launch_of, shortened, size_of
+from ..graph.node import Look, Node
+from ..graph.nodes import KernelNode
+from ..graph.view import look_at
 from . import pytree
 from .addresses import Ranges
+from .pages import assemble
 from .plan import scope_of, short_name
 from .segments import EagerSegment, GraphSegment
-
-if TYPE_CHECKING:
-    from ..graph.graph import Graph
-    from ..replay.sequence import CUDAGraphSequence
-
+from .state import SequenceState
 
 _SHOWN_BYTES = 32  # of an argument
-
 _SHOWN_TEXT = 200
-
 _LOWEST, _HIGHEST = 1 << 32, 1 << 57  # where addresses of memory lie
-
 
 Json = dict[str, Any]
 
 
-def of(sequence: CUDAGraphSequence, other: CUDAGraphSequence | None) -> Json:
-    """What a page shows: `sides`, and for two of them, `changes` by the number of the part."""
+def page(sequence: SequenceState, other: SequenceState | None = None) -> str:
+    """The page of a sequence, or of two side by side."""
+    title = repr(sequence) if other is None else f"{sequence!r} and {other!r}"
+    return assemble.page("sequence", title, _data(sequence, other))
+
+
+def _data(sequence: SequenceState, other: SequenceState | None) -> Json:
+    """What the page shows: `sides`, and for two of them, `changes` by the number of the part."""
     sides = [_Side(each) for each in (sequence, other) if each is not None]
     data: Json = {
         "sides": [side.data for side in sides],
@@ -53,7 +54,7 @@ def of(sequence: CUDAGraphSequence, other: CUDAGraphSequence | None) -> Json:
 class _Side:
     """One sequence: its data, and the numbers that the data calls the nodes by."""
 
-    def __init__(self, sequence: CUDAGraphSequence) -> None:
+    def __init__(self, sequence: SequenceState) -> None:
         self.segments = sequence.segments
         self.numbers: dict[int, int] = {}  # a node's handle -> its number on the page
         self._next = itertools.count()
@@ -74,15 +75,15 @@ class _Side:
             part = {"kind": "graph", "name": f"segment {number}", "nodes": [], "edges": []}
             scope = scope_of([segment])
             if not segment.is_empty:
-                part |= self._graph(segment.graph)
+                part |= self._graph(look_at(segment.graph))
         if scope:
             part["scope"] = scope
         if segment.line:
             part["line"] = segment.line
         return part
 
-    def _graph(self, graph: Graph) -> Json:
-        nodes = graph.nodes
+    def _graph(self, look: Look) -> Json:
+        nodes = look.nodes
         place = {}
         for number, node in enumerate(nodes):
             place[node.handle] = number
@@ -92,7 +93,7 @@ class _Side:
             "edges": [
                 [place[edge.source.handle], place[edge.target.handle]]
                 + ([] if edge.kind == "full" else [edge.kind])
-                for edge in graph.edges
+                for edge in look.edges
             ],
         }
 
@@ -103,7 +104,7 @@ class _Side:
             "kind": node.kind,
             "name": node.label,
             "short": shortened(node.label, 34),
-            "facts": _facts(node, resolve),
+            "facts": node._facts(resolve),
         }
         if node.scopes:
             made["scope"] = node.scope
@@ -113,34 +114,12 @@ class _Side:
             made["disabled"] = True
         if isinstance(node, KernelNode):
             made["args"] = [_argument(node, index, resolve) for index in range(len(node.args))]
-        graphs = [{"title": title, **self._graph(graph)} for title, graph in inside(node)]
-        if graphs:
-            made["inside"] = graphs
+        inside = [
+            {"title": title, **self._graph(inner.snapshot())} for title, inner in node._inside()
+        ]
+        if inside:
+            made["inside"] = inside
         return made
-
-
-def _facts(node: Node, resolve: Callable[[int], str | None]) -> list[list[str]]:
-    """What a node does, as pairs of a word and a value; the first one fits on its box."""
-    if isinstance(node, KernelNode):
-        return [["launch", launch_of(node)]]
-    if isinstance(node, MemcpyNode):
-        return [
-            ["copies", size_of(node.nbytes)],
-            ["from", _address(node.src, resolve)],
-            ["to", _address(node.dst, resolve)],
-        ]
-    if isinstance(node, MemsetNode):
-        return [
-            ["fills", f"{size_of(node.nbytes)} with {node.value:#x}"],
-            ["at", _address(node.dst, resolve)],
-        ]
-    if isinstance(node, MemAllocNode):
-        return [["allocates", size_of(node.nbytes)], ["at", f"{node.address:#x}"]]
-    return [
-        [name, diff.shown(value)]
-        for name, value in diff.fields_of(node)
-        if not isinstance(value, (tuple, list))
-    ]
 
 
 def _argument(node: KernelNode, index: int, resolve: Callable[[int], str | None]) -> list[Any]:
@@ -151,11 +130,6 @@ def _argument(node: KernelNode, index: int, resolve: Callable[[int], str | None]
     if len(data) == 8:
         text = f"{int.from_bytes(data, 'little'):#x}"
     return [len(data), text, "; ".join(known)]
-
-
-def _address(address: int, resolve: Callable[[int], str | None]) -> str:
-    what = resolve(address)
-    return f"{address:#x}" + (f" ({what})" if what else "")
 
 
 def _arguments(segment: EagerSegment) -> list[tuple[str, str, str]]:
@@ -202,14 +176,14 @@ def _part_changes(left: _Side, right: _Side, one: Any, other: Any) -> list[Json]
         return []
     found = []
     for change in one.graph.diff(other.graph):
-        shown = _change(change.field, diff.shown(change.old), diff.shown(change.new))
+        entry = _change(change.field, shown(change.old), shown(change.new))
         if _is_address(change.old) and _is_address(change.new):
-            shown["address"] = True
+            entry["address"] = True
         if change.before is not None:
-            shown["left"] = left.numbers.get(change.before.handle)
+            entry["left"] = left.numbers.get(change.before.handle)
         if change.after is not None:
-            shown["right"] = right.numbers.get(change.after.handle)
-        found.append(shown)
+            entry["right"] = right.numbers.get(change.after.handle)
+        found.append(entry)
     return found
 
 

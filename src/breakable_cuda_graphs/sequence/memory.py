@@ -10,12 +10,25 @@ the memory dies, so a replay tests one attribute however many arrays there are.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from .._driver.survey import Survey
 from ..frameworks.protocols import Arrays, Birth, Found, Gone, Session
 from . import errors
 from .source_lines import Place, line_of
+
+
+class Use(NamedTuple):
+    """What memory is used for, and where that was captured; put in words when somebody asks."""
+
+    what: str
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        return (
+            self.what if self.place is None else f"{self.what}, captured at {line_of(self.place)}"
+        )
 
 
 class Memory:
@@ -28,15 +41,15 @@ class Memory:
     __slots__ = ("__weakref__", "_kept", "_put", "_unknown", "_watched", "stale")
 
     def __init__(self) -> None:
-        self.stale: tuple[str, str] | None = None  # (tensor, role)
+        self.stale: tuple[str, Use] | None = None  # (tensor, role)
         self._kept: dict[int, Any] = {}  # address -> storage, owned until reset
-        self._watched: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        self._watched: dict[int, tuple[weakref.ref[Any], str, Use]] = {}
         # What breaks have put into their arguments: (storage, break, where).
         self._put: dict[int, tuple[weakref.ref[Any], str, str]] = {}
-        self._unknown: dict[int, str] = {}  # addresses whose owner nobody knows -> their role
+        self._unknown: dict[int, Use] = {}  # addresses whose owner nobody knows -> their role
 
     def argument(
-        self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: str
+        self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: Use
     ) -> Any:
         """What stands for an array argument at replay: an alias, or the array itself, owned."""
         if not arrays.can_alias(value):
@@ -44,7 +57,7 @@ class Memory:
         self.note(value, arrays, session, rules, role)
         return arrays.alias(value)
 
-    def note(self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: str) -> None:
+    def note(self, value: Any, arrays: Arrays, session: Session, rules: Rules, role: Use) -> None:
         """Keep, watch or leave the memory of an array that the sequence will read or write."""
         address, nbytes, storage = arrays.storage(value)
         if nbytes:
@@ -58,13 +71,18 @@ class Memory:
         found, unknown = session.inputs(survey)
         if not found and not unknown:
             return
-        role = f"read or written in segment {index}, captured at {line_of(place)}"
+        self.take(found, unknown, session, rules, Use(f"read or written in segment {index}", place))
+
+    def take(
+        self, found: list[Found], unknown: list[int], session: Session, rules: Rules, role: Use
+    ) -> None:
+        """Keep, watch or leave each piece of memory that captured work names."""
         for piece in found:
             self._judge(piece, session, rules, role)
         for address in unknown:
             self._unknown.setdefault(address, role)
 
-    def _judge(self, found: Found, session: Session, rules: Rules, role: str) -> None:
+    def _judge(self, found: Found, session: Session, rules: Rules, role: Use) -> None:
         address, storage, kind, is_host, keeper = found
         if address in self._kept:
             return
@@ -86,7 +104,7 @@ class Memory:
         if birth is Birth.BREAK or rules.keep_inputs or storage is None:
             self._kept[address] = keeper
         elif rules.check_liveness:
-            self._watch(address, storage, _in_words(kind), role)
+            self.watch(address, storage, _in_words(kind), role)
 
     def note_put(self, value: Any, arrays: Arrays, name: str, path: str) -> None:
         """A break has put a new array into an argument: replays do not bring the next one there."""
@@ -100,13 +118,37 @@ class Memory:
         if nbytes:
             self._kept[address] = arrays.keeper(value)
 
-    def _watch(self, address: int, storage: Any, described: str, role: str) -> None:
+    def begins(self, address: int) -> bool:
+        """Whether memory that is owned or watched begins at an address."""
+        return address in self._watched or address in self._kept
+
+    def let_go(self, lies_in: Callable[[int, Any], bool]) -> tuple[list[Any], bool, str | None]:
+        """Forget pieces that `lies_in` (first address, storage) tells: `rebind` has moved them.
+
+        Returns what they were, whether one was owned, and what was said of one that was watched.
+        """
+        kept = [address for address, storage in self._kept.items() if lies_in(address, storage)]
+        gone = [self._kept.pop(address) for address in kept]
+        words = None
+        for address, (reference, described, _) in list(self._watched.items()):
+            if lies_in(address, reference()):
+                del self._watched[address]
+                gone.append(reference())
+                words = described
+        return gone, bool(kept), words
+
+    def hold(self, address: int, thing: Any) -> None:
+        """Keep what the memory at an address belongs to until `reset()`."""
+        self._kept[address] = thing
+
+    def watch(self, address: int, storage: Any, described: str, role: Use) -> None:
+        """Let the death of a storage be noticed."""
         known = self._watched.get(address)
         if known is not None and known[0]() is storage:
             return
         owner = weakref.ref(self)
 
-        def died(_: Any, owner: Any = owner, described: str = described, role: str = role) -> None:
+        def died(_: Any, owner: Any = owner, described: str = described, role: Use = role) -> None:
             memory = owner()
             if memory is not None and memory.stale is None:
                 memory.stale = (described, role)
@@ -159,7 +201,7 @@ class Memory:
             if storage is None:
                 self.stale = self.stale or (described, role)
             else:
-                self._watch(address, storage, described, role)
+                self.watch(address, storage, described, role)
         return other.kept()
 
     def kept(self) -> list[Any]:

@@ -12,26 +12,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import bad_choice, bad_type
 from . import errors
 from .plan import Plan, Step, units_of
-
-if TYPE_CHECKING:
-    from ..replay.sequence import CUDAGraphSequence
+from .segments import EagerSegment, GraphSegment
 
 __all__ = ["KINDS", "checked", "with_ranges"]
-
 
 #: What ranges can be for.
 KINDS = ("nvtx", "record_function")
 
-
 _Open = Callable[[str], Any]
-
 _Close = Callable[[], Any]
 
 
@@ -47,12 +42,14 @@ def checked(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def with_ranges(sequence: CUDAGraphSequence, plan: Plan, kinds: Iterable[str]) -> Plan:
+def with_ranges(
+    segments: Sequence[GraphSegment | EagerSegment], plan: Plan, kinds: Iterable[str]
+) -> Plan:
     """The plan with a range around each of its launches and breaks."""
     openers = [_OPENERS[kind]() for kind in kinds]
     steps: list[Step] = []
     labels: dict[int, str] = {}
-    for unit in units_of(sequence, plan, with_nodes=False):
+    for unit in units_of(segments, plan, with_nodes=False):
         executable, call = unit.step
         if call is None:
             labels[int(executable)] = unit.label

@@ -14,7 +14,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._driver import enums
 from .._driver.bindings import Driver
@@ -25,11 +25,7 @@ from ..frameworks.protocols import Framework
 from . import pytree
 from .segments import EagerSegment, GraphSegment, Seat
 
-if TYPE_CHECKING:
-    from ..replay.sequence import CUDAGraphSequence
-
 __all__ = ["Unit", "scope_of", "short_name", "units_of"]
-
 
 Step = tuple[Any, Callable[[], object] | None]
 
@@ -272,18 +268,20 @@ class Unit:
         return f"{self.scope}/{self.name}" if self.scope else self.name
 
 
-def units_of(sequence: CUDAGraphSequence, plan: Plan, *, with_nodes: bool = True) -> list[Unit]:
-    """The units of a sequence's plan, in order; counting nodes reads every graph."""
-    place = {id(segment): number for number, segment in enumerate(sequence.segments)}
+def units_of(
+    segments: Sequence[GraphSegment | EagerSegment], plan: Plan, *, with_nodes: bool = True
+) -> list[Unit]:
+    """The units of the plan of some segments, in order; counting nodes reads every graph."""
+    place = {id(segment): number for number, segment in enumerate(segments)}
     made = []
-    for segments, step in plan.units():
-        numbers = tuple(place[id(segment)] for segment in segments)
-        first = segments[0]
+    for run, step in plan.units():
+        numbers = tuple(place[id(segment)] for segment in run)
+        first = run[0]
         if isinstance(first, EagerSegment):
             name, scope = short_name(first.name), "/".join(first.scopes)
             made.append(Unit(BREAK, name, scope, first.line, numbers, 0, step))
             continue
-        graphs = [segment for segment in segments if isinstance(segment, GraphSegment)]
+        graphs = [segment for segment in run if isinstance(segment, GraphSegment)]
         nodes = sum(1 for graph in graphs for _ in graph._template.walk()) if with_nodes else 0
         made.append(
             Unit(GRAPH, _numbers(numbers), scope_of(graphs), first.line, numbers, nodes, step)

@@ -33,7 +33,6 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 _NAMES = (str, int, float, bool, bytes, type(None))
-
 _LONG = 80
 
 
@@ -203,7 +202,6 @@ _OPAQUE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
     types.CodeType, types.FrameType, types.TracebackType, str, bytes, int, float, complex,
 )  # fmt: skip
-
 
 _MANY = 1000
 

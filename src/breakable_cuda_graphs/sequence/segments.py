@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from .._driver import contexts, kernel_params, set_params
 from .._driver.completion import CompletionMark
@@ -22,108 +22,23 @@ from ..graph.capture_notes import Journal
 from ..graph.clone import edited_clone, twins
 from ..graph.errors import exec_is_closed, graph_is_inside
 from ..graph.exec import GraphExec
+from ..graph.graph import Graph, face_of
 from ..graph.state import Shadow, Template
 from . import errors
-from .addresses import Places
+from .addresses import Knowing, Places
 from .pytree import Own
 from .source_lines import Place, line_of
 from .static_results import StaticResult
 
-if TYPE_CHECKING:
-    from ..graph.graph import Graph
-    from ..replay.sequence import CUDAGraphSequence
-
 __all__ = ["EagerSegment", "GraphSegment", "SegmentTarget"]
 
 
-class SegmentTarget:
-    """Which executable runs a segment, and by which node it knows each of the segment's.
+class SegmentHost(Knowing, Protocol):
+    """What a segment asks of the sequence that runs it."""
 
-    That is the one that runs it now, whichever it is, or the one in the seat that is given.
-    """
-
-    def __init__(self, segment: GraphSegment, seat: Seat | None = None) -> None:
-        self._segment = weakref.ref(segment)
-        self._given = seat
-        #: what runs the segment, and the nodes in that by nodes of the segment
-        self._known: tuple[object, dict[int, Any] | None] = (self, None)  # of nothing yet
-
-    def _alive(self) -> GraphSegment:
-        segment = self._segment()
-        if segment is None or segment._closed:
-            raise exec_is_closed()
-        return segment
-
-    def executable(self) -> Any:
-        segment = self._alive()
-        seat = self._seat(segment)
-        if seat is None:
-            raise errors.segment_has_no_executable(segment.is_empty)
-        return seat.executable.value
-
-    def _seat(self, segment: GraphSegment) -> Seat | None:
-        return self._given or segment._seat
-
-    def twins(self) -> dict[int, Any] | None:
-        segment = self._alive()
-        runs = self._seat(segment)
-        if self._known[0] is not runs:
-            place, driver = self._place(segment), segment._handle.driver
-            found = None
-            if place is not None:
-                copy = driver.cuGraphChildGraphNodeGetGraph(place)
-                found = twins(driver, segment._template, copy)
-            self._known = (runs, found)
-        return self._known[1]
-
-    def _place(self, segment: GraphSegment) -> Any:
-        """The child node that stands for the segment in what is launched; None: it is that itself."""
-        seat = self._seat(segment)
-        return None if seat is None else seat.node
-
-    def update_from(self, graph: Any) -> set_params.Refusal | None:
-        segment = self._alive()
-        driver, place = segment._handle.driver, self._place(segment)
-        if place is None:
-            return set_params.update_exec(driver, self.executable(), graph)
-        code = set_params.set_child(driver, self.executable(), place, graph)
-        return set_params.Refusal(code, 1, 0, 0) if code else None
-
-    def launch(self, handle: int, stream: Any) -> None:
-        segment, mark = self._alive(), self.mark
-        if segment.is_empty:
-            raise errors.segment_has_no_executable(True)
-        if segment._runner is not None or segment._joined is not None or mark is None:
-            raise errors.segment_cannot_be_launched()
-        mark.order_after(handle, stream)
-        segment._handle.driver.cuGraphLaunch(self.executable(), stream)
-        mark.record(handle, stream)
-
-    def _sequence(self) -> CUDAGraphSequence | None:
-        segment = self._segment()
-        return None if segment is None else segment._sequence
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        home = self._sequence()
-        if home is None:
-            yield
-            return
-        with home._turn:  # a break that edits the sequence that it is in has the turn already
-            yield
-
-    @property
-    def mark(self) -> CompletionMark | None:
-        home = self._sequence()
-        return None if home is None else home._mark
-
-    @property
-    def closed(self) -> bool:
-        segment = self._segment()
-        return segment is None or segment._closed
-
-    def close(self) -> None:
-        """Does nothing: the executable is the sequence's."""
+    _context: int
+    _turn: Any  # taken by whoever replays or edits
+    _mark: CompletionMark | None  # the end of the last replay
 
 
 @dataclass(slots=True)
@@ -146,7 +61,7 @@ class GraphSegment:
     _place: Place | None = None  # where the user's code was when the capture of it began
     _seat: Seat | None = None  # one attribute: executable and place change at once
     _closed = False
-    _home: weakref.ref[CUDAGraphSequence] | None = None
+    _home: weakref.ref[SegmentHost] | None = None
     _seen: Template | None = None  # made when somebody looks
     _editor: GraphExec | None = None
 
@@ -165,7 +80,7 @@ class GraphSegment:
         return line_of(self._place)
 
     @property
-    def _sequence(self) -> CUDAGraphSequence | None:
+    def _sequence(self) -> SegmentHost | None:
         """The sequence that runs this segment; None before it belongs to one, and once that is gone."""
         return None if self._home is None else self._home()
 
@@ -217,7 +132,7 @@ class GraphSegment:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise not_copyable(type(self).__name__)
 
-    def _belong(self, sequence: CUDAGraphSequence) -> None:
+    def belong(self, sequence: SegmentHost) -> None:
         """The sequence that runs this segment: its turn, its mark, and whose memory is whose."""
         self._home = weakref.ref(sequence)
         if self._seen is not None:
@@ -226,7 +141,7 @@ class GraphSegment:
     @property
     def graph(self) -> Graph:
         """The captured graph. It belongs to the sequence: nothing can be added to it or removed."""
-        return self._template.graph
+        return face_of(self._template)
 
     @property
     def exec(self) -> GraphExec:
@@ -332,3 +247,96 @@ class EagerSegment:
 
     def __repr__(self) -> str:
         return f"<EagerSegment {self.index}: {self.name}>"
+
+
+# ---------------------------------------------------------------- edits
+
+
+class SegmentTarget:
+    """Which executable runs a segment, and by which node it knows each of the segment's.
+
+    That is the one that runs it now, whichever it is, or the one in the seat that is given.
+    """
+
+    def __init__(self, segment: GraphSegment, seat: Seat | None = None) -> None:
+        self._segment = weakref.ref(segment)
+        self._given = seat
+        #: what runs the segment, and the nodes in that by nodes of the segment
+        self._known: tuple[object, dict[int, Any] | None] = (self, None)  # of nothing yet
+
+    def _alive(self) -> GraphSegment:
+        segment = self._segment()
+        if segment is None or segment._closed:
+            raise exec_is_closed()
+        return segment
+
+    def executable(self) -> Any:
+        segment = self._alive()
+        seat = self._seat(segment)
+        if seat is None:
+            raise errors.segment_has_no_executable(segment.is_empty)
+        return seat.executable.value
+
+    def _seat(self, segment: GraphSegment) -> Seat | None:
+        return self._given or segment._seat
+
+    def twins(self) -> dict[int, Any] | None:
+        segment = self._alive()
+        runs = self._seat(segment)
+        if self._known[0] is not runs:
+            place, driver = self._place(segment), segment._handle.driver
+            found = None
+            if place is not None:
+                copy = driver.cuGraphChildGraphNodeGetGraph(place)
+                found = twins(driver, segment._template, copy)
+            self._known = (runs, found)
+        return self._known[1]
+
+    def _place(self, segment: GraphSegment) -> Any:
+        """The child node that stands for the segment in what is launched; None: it is that itself."""
+        seat = self._seat(segment)
+        return None if seat is None else seat.node
+
+    def update_from(self, graph: Any) -> set_params.UpdateRefusal | None:
+        segment = self._alive()
+        driver, place = segment._handle.driver, self._place(segment)
+        if place is None:
+            return set_params.update_exec(driver, self.executable(), graph)
+        code = set_params.set_child(driver, self.executable(), place, graph)
+        return set_params.UpdateRefusal(code, 1, 0, 0) if code else None
+
+    def launch(self, handle: int, stream: Any) -> None:
+        segment, mark = self._alive(), self.mark
+        if segment.is_empty:
+            raise errors.segment_has_no_executable(True)
+        if segment._runner is not None or segment._joined is not None or mark is None:
+            raise errors.segment_cannot_be_launched()
+        mark.order_after(handle, stream)
+        segment._handle.driver.cuGraphLaunch(self.executable(), stream)
+        mark.record(handle, stream)
+
+    def _sequence(self) -> SegmentHost | None:
+        segment = self._segment()
+        return None if segment is None else segment._sequence
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        home = self._sequence()
+        if home is None:
+            yield
+            return
+        with home._turn:  # a break that edits the sequence that it is in has the turn already
+            yield
+
+    @property
+    def mark(self) -> CompletionMark | None:
+        home = self._sequence()
+        return None if home is None else home._mark
+
+    @property
+    def closed(self) -> bool:
+        segment = self._segment()
+        return segment is None or segment._closed
+
+    def close(self) -> None:
+        """Does nothing: the executable is the sequence's."""

@@ -1,8 +1,8 @@
-"""Where the user's code is, and BREAKABLE_CUDA_GRAPHS_DEBUG=1: more than is cheap to know.
+"""Where the user's code is: the line that captured something, and whose file a line is in.
 
-The hard problem: the driver names neither the streams of a capture nor the one that was not joined.
-So every stream object that lives in this process is asked which capture it is in, and whether what
-it did last is among the nodes that dangle.
+The hard problem: a call passes through this library, torch, the standard library and perhaps a thread that
+nobody of the user's has started, and only one of those frames is the user's. Finding a frame is cheap;
+its line is worked out only when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import os
 import sys
 from types import CodeType, FrameType
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: This package, whatever room a file of it is in.
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-
 _PACKAGES = os.sep + "site-packages" + os.sep
-
 
 #: Libraries that work on a device: what they raise inside a segment likely has to do with it, and what
 #: runs in them was asked for by somebody else.
@@ -27,7 +26,7 @@ _LIBRARIES = ("torch", "cupy", "numba", "numba_cuda", "triton", "cuda")
 @functools.lru_cache(maxsize=4096)
 def is_library_file(name: str) -> bool:
     """Whether lines of a file are nobody's: those of this library, of such ones, the standard one."""
-    if name.startswith((_HERE, "<frozen")):
+    if name.startswith((ROOT, "<frozen")):
         return True
     _, found, inside = name.rpartition(_PACKAGES)
     if found:
@@ -47,7 +46,7 @@ def user_place() -> Place | None:
         frame = frame.f_back
     if frame is None:  # a thread that a library has started
         frame = top
-        while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        while frame is not None and frame.f_code.co_filename.startswith(ROOT):
             frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)
 

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 from ..frameworks.protocols import Arrays, Birth, Session
 from . import errors, pytree
-from .memory import Memory, Rules, describe
+from .memory import Memory, Rules, Use, describe
 
 #: Types of results, beside arrays, that may be returned by a break with static outputs.
 _PLAIN = (type(None), Number, str, bytes)
-
 
 FindArrays = Callable[[Any], Arrays | None]
 
@@ -207,7 +206,7 @@ class StaticResult:
         address, nbytes, _ = arrays.storage(leaf)
         kind = arrays.kind(leaf)
         if nbytes and self._is_known(address, scene):
-            role = f"returned by {self._name} as result{path}"
+            role = Use(f"returned by {self._name} as result{path}")
             scene.memory.note(leaf, arrays, scene.session, scene.rules, role)
             return _Place(arrays, kind, arrays.alias(leaf), arrays.place(leaf))
         if address in self._fresh and 0 not in kind[1]:

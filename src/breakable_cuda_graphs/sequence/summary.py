@@ -11,21 +11,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._driver import enums
 from .memory import nbytes_of
 from .plan import Plan, Unit, units_of
 from .segments import EagerSegment, GraphSegment
-
-if TYPE_CHECKING:
-    from ..replay.sequence import CUDAGraphSequence
-
+from .state import SequenceState
 
 _STEPS = 40  # of a replay on the page
-
 _LINES = 8  # of watched memory and of addresses
-
 
 _KINDS = {
     enums.MEM_ALLOC: "allocates memory",
@@ -35,13 +30,13 @@ _KINDS = {
 }
 
 
-def page(sequence: CUDAGraphSequence) -> str:
+def page(sequence: SequenceState) -> str:
     """What there is to say about a sequence, as text."""
     plan = sequence._plan
     usual = None if plan is None else plan.usual or plan
     lines = [*_state(sequence), *_segments(sequence)]
     if usual is not None:
-        units = units_of(sequence, usual)
+        units = units_of(sequence.segments, usual)
         lines += ["", *_replay(sequence, units)]
     if sequence.segments:
         lines += ["", *_memory(sequence)]
@@ -67,7 +62,7 @@ def _count(number: int, what: str, many: str = "s") -> str:
 # ---------------------------------------------------------------- what it is
 
 
-def _state(sequence: CUDAGraphSequence) -> list[str]:
+def _state(sequence: SequenceState) -> list[str]:
     if sequence._is_capturing:
         return ["Being captured now; it can be replayed when its block has ended."]
     if sequence._has_failed:
@@ -91,7 +86,7 @@ def _state(sequence: CUDAGraphSequence) -> list[str]:
     return lines
 
 
-def _segments(sequence: CUDAGraphSequence) -> list[str]:
+def _segments(sequence: SequenceState) -> list[str]:
     graphs = [s for s in sequence.segments if isinstance(s, GraphSegment)]
     breaks = [s for s in sequence.segments if isinstance(s, EagerSegment)]
     if not graphs:
@@ -108,7 +103,7 @@ def _segments(sequence: CUDAGraphSequence) -> list[str]:
 # ---------------------------------------------------------------- what a replay does
 
 
-def _replay(sequence: CUDAGraphSequence, units: list[Unit]) -> list[str]:
+def _replay(sequence: SequenceState, units: list[Unit]) -> list[str]:
     launches = sum(unit.kind == "graph" for unit in units)
     calls = len(units) - launches
     lines = [f"{number:>3}. {_unit(sequence, unit)}" for number, unit in enumerate(units, 1)]
@@ -116,7 +111,7 @@ def _replay(sequence: CUDAGraphSequence, units: list[Unit]) -> list[str]:
     return [head, *_cut(lines, _STEPS)]
 
 
-def _unit(sequence: CUDAGraphSequence, unit: Unit) -> str:
+def _unit(sequence: SequenceState, unit: Unit) -> str:
     segment = sequence.segments[unit.segments[0]]
     at = f"  ({unit.line})" if unit.line else ""
     if isinstance(segment, EagerSegment):
@@ -145,7 +140,7 @@ def _is_edited(segment: Any) -> bool:
 # ---------------------------------------------------------------- memory
 
 
-def _memory(sequence: CUDAGraphSequence) -> list[str]:
+def _memory(sequence: SequenceState) -> list[str]:
     memory = sequence._memory
     kept = memory.kept()
     nbytes = sum(nbytes_of(storage) for storage in kept)
@@ -162,7 +157,7 @@ def _memory(sequence: CUDAGraphSequence) -> list[str]:
 # ---------------------------------------------------------------- what falls back
 
 
-def _fallbacks(sequence: CUDAGraphSequence, plan: Plan, units: list[Unit]) -> Iterator[str]:
+def _fallbacks(sequence: SequenceState, plan: Plan, units: list[Unit]) -> Iterator[str]:
     for unit in units:
         segment = sequence.segments[unit.segments[0]]
         if isinstance(segment, GraphSegment) and segment._runner is not None:
@@ -187,7 +182,7 @@ def _has_clone(part: Any) -> bool:
     return not isinstance(part, GraphSegment) or part._kinds.isdisjoint(enums.NO_CHILDREN)
 
 
-def _why(sequence: CUDAGraphSequence, before: Unit, after: Unit) -> str:
+def _why(sequence: SequenceState, before: Unit, after: Unit) -> str:
     """Why two neighbours with nothing eager between them are not one launch."""
     for number in (before.segments[-1], after.segments[0]):
         segment = sequence.segments[number]

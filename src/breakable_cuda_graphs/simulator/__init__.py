@@ -9,23 +9,28 @@ would have answered with a crash.
         ...                      # the library uses this driver now
                                  # at the end: an error for each misuse and each lost handle
 
-    driver.py       the stand-in itself, made of the groups of calls below
-    bindings129.py  the same in the shape of the 12.9 bindings
-    world.py        one lock, many threads, methods that look like C calls
-    contexts.py     devices and contexts
-    streams.py      streams and events, and where work goes that is given to a stream
-    captures.py     the capture state machine
-    memory.py       real addresses of this process that count as device memory
-    nodes.py        what nodes do, as values        structs.py     those and the bindings' structs
-    graphs.py       graphs as data                  templates.py   the calls that build and read them
-    parameters.py   the calls that read and set what a node does
-    execs.py        executables and their random orders
-    exec_calls.py   the calls for them              updates.py     what may change in one
-    launching.py    the calls that give work to a stream
-    kernels.py      kernels with Python bodies
-    users.py        user objects                    dot.py         graphs as DOT files
-    forks.py        what forked children did, told to the parent
-    tensors.py      CPU torch tensors captured operator by operator (the one part that needs torch)
+    driver.py         the stand-in itself, made of the calls below
+    bindings129.py    the same in the shape of the 12.9 bindings
+    calls/            the calls, by groups
+    world.py          one lock, many threads, methods that look like C calls
+    contexts.py       devices and contexts
+    stream_state.py   what streams, events and captures are
+    captures.py       the rules of captures
+    streams.py        where work goes that is given to a stream
+    memory.py         real addresses of this process that count as device memory
+    graphs.py         graphs as data, and what a node's work is
+    nodes.py          the kinds of work, as values
+    structs.py        those and the bindings' structs
+    execs.py          executables and their random orders
+    updates.py        what may change in one
+    kernels.py        kernels with Python bodies
+    setters.py        those that set a conditional's value
+    users.py          user objects
+    forks.py          what forked children did, told to the parent
+    tensors.py        CPU torch tensors captured operator by operator (needs torch)
+    tensor_places.py  tensors as places in memory, operators as what they do (needs torch)
+    torch_modes.py    the modes through which operators are seen (needs torch)
+    errors.py         the text of misuse
 """
 
 from __future__ import annotations
@@ -93,6 +98,11 @@ class SimulatedDevice:
         count = self.open_captures()
         still = [f"{count} captures are open at the end"] if count else []
         return self.findings + still + self.lost()
+
+
+def new_driver() -> bindings.Driver:
+    """A simulated driver, for a process that uses no other."""
+    return bindings.Driver(SimulatedDriver(), simulated=True)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ _NOT_IN_129 = {
     "cuKernelGetParamCount",
 }
 
-
 Answer = tuple[Any, ...]
 
 

@@ -15,33 +15,21 @@ from __future__ import annotations
 from typing import Any
 
 from .contexts import Context
-from .graphs import Edge, Graph, Graphs, Node, ancestors
-from .nodes import Work
+from .graphs import EdgeData, GraphData, Graphs, NodeData, Op, ancestors
 from .stream_state import ACTIVE, ENDED, INVALIDATED, Capture, Event, Stream
-from .streams import Streams
 from .world import ILLEGAL_STATE, INVALID_VALUE, Refusal, World
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 
-
 UNSUPPORTED = 900
-
 INVALID = 901
-
 MERGE = 902
-
 UNMATCHED = 903
-
 UNJOINED = 904
-
 ISOLATION = 905
-
 IMPLICIT = 906
-
 CAPTURED_EVENT = 907
-
 WRONG_THREAD = 908
-
 
 ADD, SET = 0, 1
 
@@ -49,10 +37,9 @@ ADD, SET = 0, 1
 class Captures:
     """All open captures of one driver."""
 
-    def __init__(self, world: World, graphs: Graphs, streams: Streams) -> None:
+    def __init__(self, world: World, graphs: Graphs) -> None:
         self.world = world
         self.graphs = graphs
-        self.streams = streams
         self.open: list[Capture] = []
 
     # ---- who may call what
@@ -146,7 +133,11 @@ class Captures:
     # ---- begin and end
 
     def begin(
-        self, stream: Stream, mode: int, graph: Graph | None, dependencies: dict[Node, Edge]
+        self,
+        stream: Stream,
+        mode: int,
+        graph: GraphData | None,
+        dependencies: dict[NodeData, EdgeData],
     ) -> None:
         """Open a capture on a stream, into a new graph or a given one."""
         if stream.legacy:
@@ -159,12 +150,14 @@ class Captures:
         self.open.append(capture)
         self._join(stream, capture, dependencies)
 
-    def _join(self, stream: Stream, capture: Capture, dependencies: dict[Node, Edge]) -> None:
+    def _join(
+        self, stream: Stream, capture: Capture, dependencies: dict[NodeData, EdgeData]
+    ) -> None:
         stream.capture = capture
         stream.dependencies = dict(dependencies)
         capture.streams.append(stream)
 
-    def end(self, stream: Stream) -> Graph:
+    def end(self, stream: Stream) -> GraphData:
         """End the capture that began on this stream; its graph is the caller's now."""
         capture = stream.capture
         if capture is None:
@@ -195,7 +188,7 @@ class Captures:
             return WRONG_THREAD
         return UNJOINED if self._unjoined(capture) else 0
 
-    def _drop(self, graph: Graph) -> None:
+    def _drop(self, graph: GraphData) -> None:
         """The driver frees the graph of a failed capture, the body of a conditional node too.
 
         The node still owns that body, and the process crashes when its graph is destroyed
@@ -225,7 +218,7 @@ class Captures:
 
     # ---- between
 
-    def add(self, stream: Stream, work: Work) -> Node:
+    def add(self, stream: Stream, work: Op) -> NodeData:
         """One more node, behind what the stream has to wait for."""
         capture = stream.capture
         if capture is None:
@@ -235,7 +228,7 @@ class Captures:
         except Refusal:
             self.invalidate(capture)
             raise
-        stream.dependencies = {node: Edge()}
+        stream.dependencies = {node: EdgeData()}
         capture.captured.add(node)
         return node
 
@@ -258,7 +251,9 @@ class Captures:
         if stream.capture is not None and event.recorded is not None:
             self._refuse(stream, ISOLATION)
 
-    def _fork(self, stream: Stream, capture: Capture, dependencies: dict[Node, Edge]) -> None:
+    def _fork(
+        self, stream: Stream, capture: Capture, dependencies: dict[NodeData, EdgeData]
+    ) -> None:
         if stream.legacy:
             self.invalidate(capture)
             raise Refusal(IMPLICIT)

@@ -27,7 +27,6 @@ from .world import (
 
 TOTAL_MEMORY = 16 << 30
 
-
 ATTRIBUTES = {  # CUdevice_attribute -> value; what is not here answers 0
     1: 1024,  # threads a block
     8: 48 << 10,  # shared memory a block

@@ -32,8 +32,10 @@ from .captures import Captures
 from .contexts import Contexts
 from .execs import Execs
 from .graphs import Graphs
-from .memory import Memory
-from .streams import Streams
+from .kernels import SimulatedKernel
+from .memory import SimulatedMemory
+from .setters import SETTERS
+from .streams import StreamTable
 from .structs import Structs
 from .users import UserObjects
 from .world import World, types
@@ -81,13 +83,14 @@ class SimulatedDriver(
         if devices < 1:
             raise too_few("devices", devices, 1)
         self.shape = shape
+        self._setters: dict[str, SimulatedKernel] = {}
         self.world = World(driver_version or VERSIONS[shape])
         self.contexts = Contexts(self.world, devices, runtime)
-        self.memory = Memory(self.world)
+        self.memory = SimulatedMemory(self.world)
         self.users = UserObjects(self.world)
         self.graphs = Graphs(self.world, self.users)
-        self.streams = Streams(self.world, self.contexts, self.memory)
-        self.captures = self.streams.captures = Captures(self.world, self.graphs, self.streams)
+        self.captures = Captures(self.world, self.graphs)
+        self.streams = StreamTable(self.world, self.contexts, self.memory, self.captures)
         self.structs = Structs(self.contexts, self.streams)
         self.execs = Execs(
             self.world, self.contexts, self.graphs, self.memory, random.Random(self.seed)
@@ -101,6 +104,12 @@ class SimulatedDriver(
         if name.startswith("cu") and not isinstance(value, type):
             raise AttributeError(f"{name} is not simulated")
         return value
+
+    def setter_kernel(self, name: str, layout: tuple[Any, ...]) -> SimulatedKernel:
+        """The kernel of a name that gives a conditional its value (see `setters`)."""
+        if name not in self._setters:
+            self._setters[name] = SimulatedKernel(SETTERS[name], layout, name=name)
+        return self._setters[name]
 
     def __repr__(self) -> str:
         return f"<SimulatedDriver shape={self.shape!r} seed={self.seed}>"

@@ -1,6 +1,7 @@
-"""TODO simulator.errors.
+"""The text of the error that `simulated_device` ends with.
 
-The hard problem: TODO
+The hard problem: misuse is found long after the line that did it, so every finding is a whole sentence, and
+the seed is there, with which the same order can be run again.
 """
 
 from __future__ import annotations

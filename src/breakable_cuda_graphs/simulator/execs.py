@@ -16,10 +16,10 @@ from typing import Any
 
 from .._driver.enums import CHILD, KERNEL, MEM_ALLOC, MEM_FREE, MEMCPY, MEMSET, WHILE
 from .contexts import Contexts
-from .graphs import BODY_KINDS, Child, Conditional, Graph, Graphs, Node
-from .memory import Memory
-from .nodes import MemAlloc, Run, Work
-from .updates import DONE, Rules, UpdateRefused, keep_attributes
+from .graphs import BODY_KINDS, ChildOp, ConditionalOp, GraphData, Graphs, NodeData, Op, Run
+from .memory import SimulatedMemory
+from .nodes import MemAlloc
+from .updates import DONE, UpdateRefused, UpdateRules, keep_attributes
 from .world import (
     INVALID_VALUE,
     LAUNCH_FAILED,
@@ -37,10 +37,8 @@ from .world import (
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8
 
-
 # CUgraphInstantiateResult
 _FINE, _ERROR, _INVALID_STRUCTURE, _UNSUPPORTED_NODE, _, _HANDLE_UNUSED = range(6)
-
 
 _MOST_ROUNDS = 1_000_000
 
@@ -49,7 +47,7 @@ _MOST_ROUNDS = 1_000_000
 class Step:
     """One node of a plan; no node: the entry or exit of a child graph."""
 
-    node: Node | None
+    node: NodeData | None
     waits: int = 0
     followers: list[Step] = field(default_factory=list)
 
@@ -59,16 +57,16 @@ class Step:
         follower.waits += 1
 
 
-def make_plan(graph: Graph) -> list[Step]:
+def make_plan(graph: GraphData) -> list[Step]:
     """The steps of a graph, child graphs opened up."""
     steps: list[Step] = []
     _add_steps(graph, steps)
     return steps
 
 
-def _add_steps(graph: Graph, steps: list[Step]) -> tuple[list[Step], list[Step]]:
+def _add_steps(graph: GraphData, steps: list[Step]) -> tuple[list[Step], list[Step]]:
     """Append a graph's steps; returns its first and its last ones."""
-    ends: dict[Node, tuple[Step, Step]] = {}
+    ends: dict[NodeData, tuple[Step, Step]] = {}
     for node in graph.nodes:
         ends[node] = _node_steps(node, steps)
     for source, target, _ in graph.edges():
@@ -76,8 +74,8 @@ def _add_steps(graph: Graph, steps: list[Step]) -> tuple[list[Step], list[Step]]
     return [ends[node][0] for node in graph.roots()], [ends[node][1] for node in graph.leaves()]
 
 
-def _node_steps(node: Node, steps: list[Step]) -> tuple[Step, Step]:
-    if not isinstance(node.work, Child):
+def _node_steps(node: NodeData, steps: list[Step]) -> tuple[Step, Step]:
+    if not isinstance(node.work, ChildOp):
         step = Step(node)
         steps.append(step)
         return step, step
@@ -95,14 +93,14 @@ def _node_steps(node: Node, steps: list[Step]) -> tuple[Step, Step]:
 class Exec:
     """An executable: its own copy of the tree, and what was changed in it."""
 
-    graph: Graph
-    template: Graph
+    graph: GraphData
+    template: GraphData
     flags: int
-    twins: dict[int, Node]
-    plans: dict[Graph, list[Step]]
+    twins: dict[int, NodeData]
+    plans: dict[GraphData, list[Step]]
     address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
-    disabled: set[Node] = field(default_factory=set)
+    disabled: set[NodeData] = field(default_factory=set)
     conditionals: dict[int, int] = field(default_factory=dict)
     running: threading.Lock = field(default_factory=threading.Lock)
 
@@ -119,7 +117,7 @@ class Execs:
         world: World,
         contexts: Contexts,
         graphs: Graphs,
-        memory: Memory,
+        memory: SimulatedMemory,
         rng: random.Random,
     ) -> None:
         self.world = world
@@ -131,13 +129,13 @@ class Execs:
 
     # ---- making
 
-    def instantiate(self, graph: Graph, flags: int) -> Exec:
+    def instantiate(self, graph: GraphData, flags: int) -> Exec:
         """A new executable; refuses with (result, node) for InstantiateWithParams to show."""
         self.contexts.current()
         self._check(graph, flags)
         copy = self.graphs.copy(graph)
         copy.lent = True
-        twins: dict[int, Node] = {}
+        twins: dict[int, NodeData] = {}
         _collect_twins(graph, copy, twins)
         plans = {each: make_plan(each) for each in (copy, *_bodies(copy))}
         made = Exec(copy, graph, flags, twins, plans)
@@ -149,7 +147,7 @@ class Execs:
         self.live.add(made.address, made)
         return made
 
-    def _check(self, graph: Graph, flags: int) -> None:
+    def _check(self, graph: GraphData, flags: int) -> None:
         if graph.owner is not None:
             raise NotInstantiable(NOT_SUPPORTED, _ERROR)
         if flags & ~0xF or (flags & AUTO_FREE and flags & DEVICE_LAUNCH):
@@ -166,7 +164,7 @@ class Execs:
         if not used.issuperset(graph.conditionals):
             raise NotInstantiable(INVALID_VALUE, _HANDLE_UNUSED)
 
-    def _check_bodies(self, graph: Graph) -> None:
+    def _check_bodies(self, graph: GraphData) -> None:
         """Conditional bodies hold few kinds of nodes.
 
         (And no copies of pageable memory; but here memory of the process counts as the device's.)
@@ -177,7 +175,7 @@ class Execs:
             for child in node.work.child_graphs():
                 self._check_bodies(child)
 
-    def _check_device_launch(self, graph: Graph) -> None:
+    def _check_device_launch(self, graph: GraphData) -> None:
         for node in graph.nodes:
             if node.work.kind not in (KERNEL, MEMCPY, MEMSET, CHILD):
                 raise NotInstantiable(INVALID_VALUE, _UNSUPPORTED_NODE, node)
@@ -214,7 +212,7 @@ class Execs:
             self._run_plan(executable, executable.graph, run)
             return run.code
 
-    def _run_plan(self, executable: Exec, graph: Graph, run: Run) -> None:
+    def _run_plan(self, executable: Exec, graph: GraphData, run: Run) -> None:
         plan = executable.plans[graph]
         waits = {step: step.waits for step in plan}
         ready = [step for step in plan if not step.waits]
@@ -227,8 +225,8 @@ class Execs:
                 if not waits[follower]:
                     ready.append(follower)
 
-    def _run_node(self, executable: Exec, work: Work, run: Run) -> None:
-        if not isinstance(work, Conditional):
+    def _run_node(self, executable: Exec, work: Op, run: Run) -> None:
+        if not isinstance(work, ConditionalOp):
             work.run(run)
             return
         for _ in range(_MOST_ROUNDS):
@@ -243,42 +241,42 @@ class Execs:
 
     # ---- changing
 
-    def twin(self, executable: Exec, node: Node) -> Node:
+    def twin(self, executable: Exec, node: NodeData) -> NodeData:
         """The executable's copy of a node of its template."""
         twin = executable.twins.get(node.address)
         if twin is None:
             raise Refusal(INVALID_VALUE)
         return twin
 
-    def change(self, executable: Exec, node: Node, work: Work) -> None:
+    def change(self, executable: Exec, node: NodeData, work: Op) -> None:
         """Give one node of an executable other parameters, if the rules allow it."""
         twin = self.twin(executable, node)
-        rules = Rules(self.memory, executable.flags)
+        rules = UpdateRules(self.memory, executable.flags)
         new = keep_attributes(twin.work, work)
         if rules.refusal(twin.work, new) != DONE:
             raise Refusal(INVALID_VALUE)
         twin.replace(new)
 
-    def change_child(self, executable: Exec, node: Node, graph: Graph) -> None:
+    def change_child(self, executable: Exec, node: NodeData, graph: GraphData) -> None:
         """Give all nodes of a child graph the parameters of another graph's."""
         twin = self.twin(executable, node)
-        if not isinstance(twin.work, Child):
+        if not isinstance(twin.work, ChildOp):
             raise Refusal(INVALID_VALUE)
         try:
-            changes = Rules(self.memory, executable.flags).plan(twin.work.graph, graph)
+            changes = UpdateRules(self.memory, executable.flags).plan(twin.work.graph, graph)
         except UpdateRefused:
             raise Refusal(UPDATE_FAILURE) from None
         for change in changes:
             change.node.replace(change.work)
 
-    def update(self, executable: Exec, graph: Graph) -> None:
+    def update(self, executable: Exec, graph: GraphData) -> None:
         """`cuGraphExecUpdate`: all parameters of another graph, or none; raises UpdateRefused."""
-        for change in Rules(self.memory, executable.flags).plan(executable.graph, graph):
+        for change in UpdateRules(self.memory, executable.flags).plan(executable.graph, graph):
             change.node.replace(change.work)
         _update_defaults(executable.graph, graph)
         self._swap_user_objects(executable.graph, graph)
 
-    def _swap_user_objects(self, mine: Graph, theirs: Graph) -> None:
+    def _swap_user_objects(self, mine: GraphData, theirs: GraphData) -> None:
         before, mine.user_objects = mine.user_objects, dict(theirs.user_objects)
         for address, count in theirs.user_objects.items():
             self.graphs.users.retain(address, count)
@@ -289,22 +287,22 @@ class Execs:
 class NotInstantiable(Refusal):
     """A refusal with what InstantiateWithParams tells besides the code."""
 
-    def __init__(self, code: Code, why: int, node: Node | None = None) -> None:
+    def __init__(self, code: Code, why: int, node: NodeData | None = None) -> None:
         super().__init__(code)
         self.why, self.node = why, node
 
 
-def _conditionals(graph: Graph) -> list[Conditional]:
-    found: list[Conditional] = []
+def _conditionals(graph: GraphData) -> list[ConditionalOp]:
+    found: list[ConditionalOp] = []
     for node in graph.nodes:
-        if isinstance(node.work, Conditional):
+        if isinstance(node.work, ConditionalOp):
             found.append(node.work)
         for child in node.work.child_graphs():
             found += _conditionals(child)
     return found
 
 
-def _allocations(graph: Graph) -> list[int]:
+def _allocations(graph: GraphData) -> list[int]:
     found: list[int] = []
     for node in graph.nodes:
         if isinstance(node.work, MemAlloc):
@@ -314,11 +312,11 @@ def _allocations(graph: Graph) -> list[int]:
     return found
 
 
-def _bodies(graph: Graph) -> list[Graph]:
+def _bodies(graph: GraphData) -> list[GraphData]:
     return [body for work in _conditionals(graph) for body in work.bodies]
 
 
-def _collect_twins(template: Graph, copy: Graph, twins: dict[int, Node]) -> None:
+def _collect_twins(template: GraphData, copy: GraphData, twins: dict[int, NodeData]) -> None:
     for node, twin in zip(template.nodes, copy.nodes, strict=True):
         twins[node.address] = twin
         for inner, inner_copy in zip(
@@ -327,6 +325,6 @@ def _collect_twins(template: Graph, copy: Graph, twins: dict[int, Node]) -> None
             _collect_twins(inner, inner_copy, twins)
 
 
-def _update_defaults(mine: Graph, theirs: Graph) -> None:
+def _update_defaults(mine: GraphData, theirs: GraphData) -> None:
     for old, new in zip(_conditionals(mine), _conditionals(theirs), strict=True):
         mine.conditionals[old.handle] = theirs.root().conditionals[new.handle]

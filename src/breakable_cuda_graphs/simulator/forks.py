@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 
 _ROOM = 64 * 1024
-
 _LENGTH = 4
 
 

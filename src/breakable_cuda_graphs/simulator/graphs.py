@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from .._driver.enums import CHILD, CONDITIONAL, IF, MEM_ALLOC, MEM_FREE, SWITCH
-from .nodes import Work
+from .memory import SimulatedMemory
 from .users import UserObjects
 from .world import (
     INVALID_VALUE,
     NOT_SUPPORTED,
+    SUCCESS,
+    Code,
     Handle,
     Refusal,
     Registry,
@@ -30,7 +32,43 @@ from .world import (
 BODY_KINDS = {0, 1, 2, 4, 5, 13}
 
 
-class Edge(NamedTuple):
+@dataclass
+class Run:
+    """One execution: where values of conditional handles live, and what went wrong."""
+
+    world: World
+    memory: SimulatedMemory
+    conditionals: dict[int, int] = field(default_factory=dict)
+    code: Code = SUCCESS
+
+    def fail(self, code: Code) -> None:
+        """Note an error; the rest still runs, as later nodes of a device would have begun."""
+        self.code = self.code or code
+
+
+@dataclass(frozen=True)
+class Op:
+    """A description of what one node, or one eager call, does."""
+
+    kind: ClassVar[int]
+
+    def run(self, run: Run) -> None:
+        """Do it now."""
+
+    def child_graphs(self) -> tuple[GraphData, ...]:
+        """Graphs inside this one."""
+        return ()
+
+    def copy(self, copy_graph: Callable[[GraphData], GraphData]) -> Op:
+        """The same for another graph."""
+        return self
+
+    def title(self) -> str:
+        """A word or name for messages and DOT files."""
+        return type(self).__name__.lower()
+
+
+class EdgeData(NamedTuple):
     """Edge data: (0, 0, 0) is an ordinary full dependency."""
 
     type: int = 0
@@ -38,7 +76,7 @@ class Edge(NamedTuple):
     to_port: int = 0
 
     @classmethod
-    def read(cls, data: Any) -> Edge:
+    def read(cls, data: Any) -> EdgeData:
         """From the bindings' struct; None is the default edge."""
         if data is None:
             return PLAIN
@@ -51,19 +89,19 @@ class Edge(NamedTuple):
         return data
 
 
-PLAIN = Edge()
+PLAIN = EdgeData()
 
 
 @dataclass(eq=False)
-class Node:
+class NodeData:
     """One node of a template; `work` is swapped when its parameters change."""
 
-    graph: Graph
-    work: Work
+    graph: GraphData
+    work: Op
     local_id: int
     address: int = field(default_factory=new_address)
-    dependencies: dict[Node, Edge] = field(default_factory=dict)
-    dependents: dict[Node, Edge] = field(default_factory=dict)
+    dependencies: dict[NodeData, EdgeData] = field(default_factory=dict)
+    dependents: dict[NodeData, EdgeData] = field(default_factory=dict)
     #: memory that a getter has shown; dropped when the parameters change
     shown: Any = None
 
@@ -73,22 +111,22 @@ class Node:
     def handle(self) -> Any:
         return types.CUgraphNode(self.address)
 
-    def replace(self, work: Work) -> None:
+    def replace(self, work: Op) -> None:
         """Give the node other parameters."""
         self.work = work
         self.shown = None
 
 
 @dataclass(eq=False)
-class Graph:
+class GraphData:
     """A template. `owner` is the node that it lives in; a root graph belongs to the user."""
 
-    owner: Node | None = None
+    owner: NodeData | None = None
     address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
-    nodes: dict[Node, None] = field(default_factory=dict)
+    nodes: dict[NodeData, None] = field(default_factory=dict)
     #: nodes that nothing waits for, in the order in which they came to be so
-    exits: dict[Node, None] = field(default_factory=dict)
+    exits: dict[NodeData, None] = field(default_factory=dict)
     #: how many captures are open into it
     captures: int = 0
     #: the driver's own until the capture that makes it has ended well
@@ -97,7 +135,7 @@ class Graph:
     conditionals: dict[int, tuple[int, bool]] = field(default_factory=dict)
     user_objects: dict[int, int] = field(default_factory=dict)
     #: nodes of the graph that this one was cloned from, by their address
-    cloned_from: dict[int, Node] = field(default_factory=dict)
+    cloned_from: dict[int, NodeData] = field(default_factory=dict)
     next_local_id: int = 0
     execs: int = 0
 
@@ -109,7 +147,7 @@ class Graph:
     def counts_as_leak(self) -> bool:
         return self.owner is None and not self.lent
 
-    def root(self) -> Graph:
+    def root(self) -> GraphData:
         """The graph of the user that this one is in."""
         graph = self
         while graph.owner is not None:
@@ -121,18 +159,18 @@ class Graph:
         owner = self.owner
         if owner is None:
             return False
-        return isinstance(owner.work, Conditional) or owner.graph.is_body()
+        return isinstance(owner.work, ConditionalOp) or owner.graph.is_body()
 
-    def edges(self) -> Iterator[tuple[Node, Node, Edge]]:
+    def edges(self) -> Iterator[tuple[NodeData, NodeData, EdgeData]]:
         """All edges, by target."""
         for node in self.nodes:
             for source, edge in node.dependencies.items():
                 yield source, node, edge
 
-    def roots(self) -> list[Node]:
+    def roots(self) -> list[NodeData]:
         return [node for node in self.nodes if not node.dependencies]
 
-    def leaves(self) -> list[Node]:
+    def leaves(self) -> list[NodeData]:
         return [node for node in self.nodes if not node.dependents]
 
     def holds(self, kinds: set[int]) -> bool:
@@ -142,11 +180,11 @@ class Graph:
             for node in self.nodes
         )
 
-    def in_order(self) -> list[Node] | None:
+    def in_order(self) -> list[NodeData] | None:
         """The nodes in topological order, ties by insertion; None if there is a cycle."""
         waiting = {node: len(node.dependencies) for node in self.nodes}
         ready = [node for node, count in waiting.items() if not count]
-        order: list[Node] = []
+        order: list[NodeData] = []
         while ready:
             node = ready.pop(0)
             order.append(node)
@@ -156,7 +194,7 @@ class Graph:
                     ready.append(follower)
         return order if len(order) == len(self.nodes) else None
 
-    def node_in_cycle(self) -> Node | None:
+    def node_in_cycle(self) -> NodeData | None:
         """One node of a cycle, here or in a graph inside."""
         if self.in_order() is None:
             return next(node for node in self.nodes if _reaches(node, node))
@@ -168,8 +206,8 @@ class Graph:
         return None
 
 
-def _reaches(start: Node, goal: Node) -> bool:
-    seen: set[Node] = set()
+def _reaches(start: NodeData, goal: NodeData) -> bool:
+    seen: set[NodeData] = set()
     stack = list(start.dependents)
     while stack:
         node = stack.pop()
@@ -181,9 +219,9 @@ def _reaches(start: Node, goal: Node) -> bool:
     return False
 
 
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
+def ancestors(nodes: Iterable[NodeData]) -> set[NodeData]:
     """The nodes and all that they wait for."""
-    seen: set[Node] = set()
+    seen: set[NodeData] = set()
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -199,22 +237,22 @@ class Graphs:
     def __init__(self, world: World, users: UserObjects) -> None:
         self.world = world
         self.users = users
-        self.live: Registry[Graph] = Registry(world, "graph")
-        self.nodes: Registry[Node] = Registry(world, "node")
+        self.live: Registry[GraphData] = Registry(world, "graph")
+        self.nodes: Registry[NodeData] = Registry(world, "node")
 
     # ---- making
 
-    def create(self, owner: Node | None = None, *, lent: bool = False) -> Graph:
+    def create(self, owner: NodeData | None = None, *, lent: bool = False) -> GraphData:
         """An empty graph."""
-        graph = Graph(owner, lent=lent)
+        graph = GraphData(owner, lent=lent)
         self.live.add(graph.address, graph)
         return graph
 
-    def add(self, graph: Graph, work: Work, dependencies: dict[Node, Edge]) -> Node:
+    def add(self, graph: GraphData, work: Op, dependencies: dict[NodeData, EdgeData]) -> NodeData:
         """A new node behind the given ones."""
         if graph.owner is not None and not graph.is_body() and work.kind in (MEM_ALLOC, MEM_FREE):
             raise Refusal(NOT_SUPPORTED)
-        node = Node(graph, work, graph.next_local_id)
+        node = NodeData(graph, work, graph.next_local_id)
         graph.next_local_id += 1
         graph.nodes[node] = graph.exits[node] = None
         self.nodes.add(node.address, node)
@@ -226,13 +264,13 @@ class Graphs:
 
     # ---- copying
 
-    def clone(self, graph: Graph) -> Graph:
+    def clone(self, graph: GraphData) -> GraphData:
         """`cuGraphClone`: graphs with allocation or conditional nodes are refused."""
         if graph.holds({MEM_ALLOC, MEM_FREE, CONDITIONAL}) or graph.is_body():
             raise Refusal(NOT_SUPPORTED)
         return self.copy(graph)
 
-    def copy(self, graph: Graph) -> Graph:
+    def copy(self, graph: GraphData) -> GraphData:
         """A copy of the whole tree; it holds its own references to user objects."""
         copy = self.create()
         for node in graph.nodes:
@@ -249,7 +287,7 @@ class Graphs:
 
     # ---- taking apart
 
-    def destroy(self, graph: Graph) -> None:
+    def destroy(self, graph: GraphData) -> None:
         """The graph and everything in it are gone."""
         self.live.forget(graph.address)
         for node in list(graph.nodes):
@@ -258,7 +296,7 @@ class Graphs:
             self.users.release(address, count)
         graph.user_objects = {}
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: NodeData) -> None:
         """`cuGraphDestroyNode`: the node and its edges."""
         for source in list(node.dependencies):
             unlink(source, node)
@@ -267,7 +305,7 @@ class Graphs:
         del node.graph.nodes[node], node.graph.exits[node]
         self._forget_node(node)
 
-    def _forget_node(self, node: Node) -> None:
+    def _forget_node(self, node: NodeData) -> None:
         self.nodes.forget(node.address)
         for child in node.work.child_graphs():
             self.destroy(child)
@@ -275,22 +313,22 @@ class Graphs:
     # ---- arguments
 
     def dependencies(
-        self, graph: Graph, nodes: Any, data: Any, count: int, *, once: bool = True
-    ) -> dict[Node, Edge]:
+        self, graph: GraphData, nodes: Any, data: Any, count: int, *, once: bool = True
+    ) -> dict[NodeData, EdgeData]:
         """The dependency list of a call, checked: nodes of this graph, for most calls each one once."""
         chosen = list(nodes or ())[:count]
         edges = list(data or ())[:count] or [None] * len(chosen)
         if len(chosen) < count or len(edges) < count:
             raise RuntimeError("List is too short for the number of dependencies given")
-        found: dict[Node, Edge] = {}
+        found: dict[NodeData, EdgeData] = {}
         for handle, edge in zip(chosen, edges, strict=True):
             node = self.node_of(graph, handle)
             if once and node in found:
                 raise Refusal(INVALID_VALUE)
-            found[node] = Edge.read(edge)
+            found[node] = EdgeData.read(edge)
         return found
 
-    def node_of(self, graph: Graph, handle: Handle) -> Node:
+    def node_of(self, graph: GraphData, handle: Handle) -> NodeData:
         """A node that has to be directly in this graph."""
         node = self.nodes.get(handle)
         if node.graph is not graph:
@@ -298,14 +336,14 @@ class Graphs:
         return node
 
 
-def link(source: Node, target: Node, edge: Edge) -> None:
+def link(source: NodeData, target: NodeData, edge: EdgeData) -> None:
     """Add one edge."""
     source.graph.exits.pop(source, None)
     source.dependents[target] = edge
     target.dependencies[source] = edge
 
 
-def unlink(source: Node, target: Node) -> None:
+def unlink(source: NodeData, target: NodeData) -> None:
     """Remove one edge."""
     del source.dependents[target]
     del target.dependencies[source]
@@ -314,31 +352,31 @@ def unlink(source: Node, target: Node) -> None:
 
 
 @dataclass(frozen=True)
-class Child(Work):
+class ChildOp(Op):
     kind = CHILD
-    graph: Graph
+    graph: GraphData
 
-    def child_graphs(self) -> tuple[Graph, ...]:
+    def child_graphs(self) -> tuple[GraphData, ...]:
         return (self.graph,)
 
-    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Child:
-        return Child(copy_graph(self.graph))
+    def copy(self, copy_graph: Callable[[GraphData], GraphData]) -> ChildOp:
+        return ChildOp(copy_graph(self.graph))
 
 
 @dataclass(frozen=True)
-class Conditional(Work):
+class ConditionalOp(Op):
     kind = CONDITIONAL
     handle: int
     choice: int
-    bodies: tuple[Graph, ...]
+    bodies: tuple[GraphData, ...]
     context: int = 0
 
-    def child_graphs(self) -> tuple[Graph, ...]:
+    def child_graphs(self) -> tuple[GraphData, ...]:
         return self.bodies
 
-    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Conditional:
+    def copy(self, copy_graph: Callable[[GraphData], GraphData]) -> ConditionalOp:
         bodies = tuple(copy_graph(body) for body in self.bodies)
-        return Conditional(self.handle, self.choice, bodies, self.context)
+        return ConditionalOp(self.handle, self.choice, bodies, self.context)
 
     def chosen(self, value: int) -> int | None:
         """Index of the body to run for a value of the handle, or none."""

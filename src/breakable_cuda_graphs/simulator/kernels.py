@@ -31,11 +31,8 @@ from .world import (
 
 Dim = tuple[int, int, int]
 
-
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
-
 _END, _BUFFER, _SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_*
-
 
 #: Weak: a kernel lives as long as its maker or a node that launches it.
 _kernels: weakref.WeakValueDictionary[int, SimulatedKernel] = weakref.WeakValueDictionary()

@@ -19,15 +19,13 @@ from .contexts import TOTAL_MEMORY, Context
 from .world import INVALID_VALUE, OUT_OF_MEMORY, Refusal, World
 
 _POISON = 0xA5
-
 _ALIGNMENT = 256
-
 
 HOST, DEVICE = 1, 2  # CUmemorytype
 
 
 @dataclass(eq=False)
-class Allocation:
+class MemoryBlock:
     """One block. `graph_state` is for blocks that graph nodes allocate and free."""
 
     address: int
@@ -44,16 +42,16 @@ class Allocation:
         return f"{kind} memory {self.address:#x} ({self.size} bytes)"
 
 
-class Memory:
+class SimulatedMemory:
     """All blocks that one driver has given out, live and released."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._starts: list[int] = []
-        self._blocks: dict[int, Allocation] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
         self.in_use = 0
 
-    def allocate(self, size: int, memory_type: int, context: Context) -> Allocation:
+    def allocate(self, size: int, memory_type: int, context: Context) -> MemoryBlock:
         """A new block, its content undefined (poisoned)."""
         if size < 1:
             raise Refusal(INVALID_VALUE)
@@ -62,13 +60,13 @@ class Memory:
         buffer = ctypes.create_string_buffer(size + _ALIGNMENT)
         start = -(-ctypes.addressof(buffer) // _ALIGNMENT) * _ALIGNMENT
         ctypes.memset(start, _POISON, size)
-        block = Allocation(start, size, memory_type, context, buffer)
+        block = MemoryBlock(start, size, memory_type, context, buffer)
         self._blocks[start] = block
         bisect.insort(self._starts, start)
         self.in_use += size
         return block
 
-    def block_at(self, address: int) -> Allocation | None:
+    def block_at(self, address: int) -> MemoryBlock | None:
         """The block, live or released, that an address is in."""
         place = bisect.bisect_right(self._starts, address) - 1
         if place < 0:
@@ -120,7 +118,7 @@ class Memory:
 
     # ---- memory of graphs
 
-    def reserve_for_graph(self, size: int, context: Context) -> Allocation:
+    def reserve_for_graph(self, size: int, context: Context) -> MemoryBlock:
         """An address for an allocation node; nothing may use it before the node has run."""
         block = self.allocate(size, DEVICE, context)
         block.graph_state = "free"

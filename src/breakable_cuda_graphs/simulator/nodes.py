@@ -10,9 +10,7 @@ description is immutable: setting parameters swaps it for another one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
 
 from .._driver.enums import (
     BATCH_MEM_OP,
@@ -27,57 +25,18 @@ from .._driver.enums import (
     WAIT_64,
     WRITE_32,
 )
+from .graphs import Op, Run
 from .kernels import Dim, Launch, SimulatedKernel, run_kernel
-from .world import ILLEGAL_ADDRESS, LAUNCH_FAILED, SUCCESS, Code, World
-
-if TYPE_CHECKING:
-    from .graphs import Graph
-    from .memory import Memory
-
-
-@dataclass
-class Run:
-    """One execution: where values of conditional handles live, and what went wrong."""
-
-    world: World
-    memory: Memory
-    conditionals: dict[int, int] = field(default_factory=dict)
-    code: Code = SUCCESS
-
-    def fail(self, code: Code) -> None:
-        """Note an error; the rest still runs, as later nodes of a device would have begun."""
-        self.code = self.code or code
+from .world import ILLEGAL_ADDRESS, LAUNCH_FAILED
 
 
 @dataclass(frozen=True)
-class Work:
-    """A description of what one node, or one eager call, does."""
-
-    kind: ClassVar[int]
-
-    def run(self, run: Run) -> None:
-        """Do it now."""
-
-    def child_graphs(self) -> tuple[Graph, ...]:
-        """Graphs inside this one."""
-        return ()
-
-    def copy(self, copy_graph: Callable[[Graph], Graph]) -> Work:
-        """The same for another graph."""
-        return self
-
-    def title(self) -> str:
-        """A word or name for messages and DOT files."""
-        return type(self).__name__.lower()
-
-
-@dataclass(frozen=True)
-class Empty(Work):
+class EmptyOp(Op):
     kind = EMPTY
 
 
 @dataclass(frozen=True)
-class Kernel(Work):
+class KernelOp(Op):
     kind = KERNEL
     kernel: SimulatedKernel
     grid: Dim
@@ -110,7 +69,7 @@ class Kernel(Work):
         """The raw value of a launch attribute that was set."""
         return dict(self.attributes).get(identity)
 
-    def with_attributes(self, attributes: tuple[tuple[int, bytes], ...]) -> Kernel:
+    def with_attributes(self, attributes: tuple[tuple[int, bytes], ...]) -> KernelOp:
         """The same launch with other attributes."""
         return replace(self, attributes=attributes)
 
@@ -119,7 +78,7 @@ class Kernel(Work):
 
 
 @dataclass(frozen=True)
-class Place:
+class CopyEnd:
     """One end of a copy: the fields of CUDA_MEMCPY3D for it."""
 
     memory_type: int
@@ -136,10 +95,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Memcpy(Work):
+class Memcpy(Op):
     kind = MEMCPY
-    destination: Place
-    source: Place
+    destination: CopyEnd
+    source: CopyEnd
     width: int
     height: int = 1
     depth: int = 1
@@ -158,7 +117,7 @@ class Memcpy(Work):
             for y in range(self.height):
                 ctypes.memmove(self.destination.row(y, z), self.source.row(y, z), self.width)
 
-    def extent(self, place: Place) -> int:
+    def extent(self, place: CopyEnd) -> int:
         """Bytes from the first to the last one of an end."""
         if not (self.width and self.height and self.depth):
             return 0
@@ -166,7 +125,7 @@ class Memcpy(Work):
 
 
 @dataclass(frozen=True)
-class Memset(Work):
+class Memset(Op):
     kind = MEMSET
     destination: int
     value: int
@@ -194,7 +153,7 @@ class Memset(Work):
 
 
 @dataclass(frozen=True)
-class Host(Work):
+class Host(Op):
     kind = HOST
     function: int
     user_data: int
@@ -217,7 +176,7 @@ class Host(Work):
 
 
 @dataclass(frozen=True)
-class MemAlloc(Work):
+class MemAlloc(Op):
     kind = MEM_ALLOC
     address: int
     size: int
@@ -228,7 +187,7 @@ class MemAlloc(Work):
 
 
 @dataclass(frozen=True)
-class MemFree(Work):
+class MemFree(Op):
     kind = MEM_FREE
     address: int
 
@@ -238,7 +197,7 @@ class MemFree(Work):
 
 
 @dataclass(frozen=True)
-class MemoryOperation:
+class WordOperation:
     """A wait for, or a write of, one word."""
 
     operation: int
@@ -270,9 +229,9 @@ class MemoryOperation:
 
 
 @dataclass(frozen=True)
-class BatchMemOp(Work):
+class BatchMemOp(Op):
     kind = BATCH_MEM_OP
-    operations: tuple[MemoryOperation, ...]
+    operations: tuple[WordOperation, ...]
     context: int = 0
 
     def run(self, run: Run) -> None:

@@ -1,6 +1,7 @@
-"""TODO simulator.stream_state.
+"""What a stream, an event and a capture are: plain state that calls change.
 
-The hard problem: TODO
+The hard problem: streams name the capture that they are in, captures name their streams, and events remember
+either. So all of them stand in one file, below the rules.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from typing import Any
 
 from .._driver.enums import EVENT_RECORD, EVENT_WAIT
 from .contexts import Context
-from .graphs import Edge, Graph, Node
-from .nodes import Run, Work
+from .graphs import EdgeData, GraphData, NodeData, Op, Run
 from .world import new_address, new_identity, types
 
 
 @dataclass(frozen=True)
-class RecordEvent(Work):
+class RecordEvent(Op):
     kind = EVENT_RECORD
     event: Event
 
@@ -27,7 +27,7 @@ class RecordEvent(Work):
 
 
 @dataclass(frozen=True)
-class WaitEvent(Work):
+class WaitEvent(Op):
     kind = EVENT_WAIT
     event: Event
 
@@ -42,14 +42,14 @@ class Capture:
     mode: int
     thread: object
     origin: Stream
-    graph: Graph
+    graph: GraphData
     identity: int = field(default_factory=new_identity)
     status: int = ACTIVE
     streams: list[Stream] = field(default_factory=list)
     #: nodes that may stay unjoined: taken out of a dependency set by the user
-    let_go: set[Node] = field(default_factory=set)
+    let_go: set[NodeData] = field(default_factory=set)
     #: nodes that streams made; those that were added to the graph by hand need no join
-    captured: set[Node] = field(default_factory=set)
+    captured: set[NodeData] = field(default_factory=set)
 
 
 NON_BLOCKING = 1
@@ -66,7 +66,7 @@ class Stream:
     address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
     capture: Capture | None = None
-    dependencies: dict[Node, Edge] = field(default_factory=dict)
+    dependencies: dict[NodeData, EdgeData] = field(default_factory=dict)
 
     @property
     def blocking(self) -> bool:
@@ -78,7 +78,7 @@ class CapturedState:
     """What an event recorded in a capture stands for."""
 
     capture: Capture
-    dependencies: dict[Node, Edge]
+    dependencies: dict[NodeData, EdgeData]
 
 
 @dataclass(eq=False)

@@ -10,13 +10,12 @@ answer "not ready", and the order of eager work is the order of the calls.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._driver.enums import PROGRAMMATIC
+from .captures import Captures
 from .contexts import Context, Contexts
-from .graphs import Edge
-from .memory import Memory
-from .nodes import Host, Kernel, MemAlloc, MemFree, Run, Work
+from .graphs import EdgeData, Op, Run
+from .memory import SimulatedMemory
+from .nodes import Host, KernelOp, MemAlloc, MemFree
 from .stream_state import Event, Stream
 from .world import (
     CONTEXT_IS_DESTROYED,
@@ -30,31 +29,26 @@ from .world import (
     as_int,
 )
 
-if TYPE_CHECKING:
-    from .captures import Captures
-
-
 LEGACY, PER_THREAD = (0, 1), 2
 
 BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
-
 EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
-
 LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
-
 
 UNSUPPORTED = 900
 
 
-class Streams:
+class StreamTable:
     """All streams and events of one driver."""
 
-    def __init__(self, world: World, contexts: Contexts, memory: Memory) -> None:
+    def __init__(
+        self, world: World, contexts: Contexts, memory: SimulatedMemory, captures: Captures
+    ) -> None:
         self.world = world
         self.contexts = contexts
         self.memory = memory
-        self.captures: Captures  # set by the driver: captures need streams too
+        self.captures = captures
         self.live: Registry[Stream] = Registry(world, "stream", INVALID_HANDLE)
         self.events: Registry[Event] = Registry(world, "event", INVALID_HANDLE)
         self._legacy: dict[Context, Stream] = {}
@@ -103,23 +97,23 @@ class Streams:
 
     # ---- giving work
 
-    def submit(self, stream: Stream, work: Work) -> None:
+    def submit(self, stream: Stream, work: Op) -> None:
         """Do the work, or make it a node of the capture that the stream is in."""
         if stream.capture is not None:
             self._capture(stream, work)
         else:
             self.world.afterwards(lambda: self._run(work))
 
-    def _capture(self, stream: Stream, work: Work) -> None:
-        if isinstance(work, Kernel) and _is_programmatic(work):
+    def _capture(self, stream: Stream, work: Op) -> None:
+        if isinstance(work, KernelOp) and _is_programmatic(work):
             for node, edge in list(stream.dependencies.items()):
-                if isinstance(node.work, Kernel) and edge == Edge():
-                    stream.dependencies[node] = Edge(1, 1, 0)
+                if isinstance(node.work, KernelOp) and edge == EdgeData():
+                    stream.dependencies[node] = EdgeData(1, 1, 0)
         if isinstance(work, Host):
             work = Host(work.function, work.user_data, [])
         self.captures.add(stream, work)
 
-    def _run(self, work: Work) -> Code:
+    def _run(self, work: Op) -> Code:
         run = Run(self.world, self.memory)
         work.run(run)
         return run.code
@@ -153,6 +147,6 @@ class Streams:
             self.memory.release(address, 2)
 
 
-def _is_programmatic(work: Kernel) -> bool:
+def _is_programmatic(work: KernelOp) -> bool:
     raw = work.attribute(PROGRAMMATIC)
     return raw is not None and bool(raw[0])

@@ -21,6 +21,7 @@ from .._driver.enums import (
     WRITE_64,
 )
 from .contexts import Contexts
+from .graphs import Op
 from .kernels import (
     ArgumentBuffers,
     Dim,
@@ -30,23 +31,17 @@ from .kernels import (
     has_table,
     kernel_of,
 )
-from .nodes import BatchMemOp, Empty, Host, Kernel, Memcpy, MemoryOperation, Memset, Place, Work
+from .nodes import BatchMemOp, CopyEnd, EmptyOp, Host, KernelOp, Memcpy, Memset, WordOperation
 from .stream_state import Event, RecordEvent, WaitEvent
-from .streams import Streams
+from .streams import StreamTable
 from .world import INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, Handle, Refusal, as_int, types
 
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
-
 _MOST_THREADS = (1024, 1024, 64)
-
 _MOST_SHARED = 48 << 10  # without cuFuncSetAttribute
-
 _ATTRIBUTE_BYTES = 64  # CUlaunchAttributeValue
-
 _COUNT, _OPERATIONS = 8, 16  # offsets in CUDA_BATCH_MEM_OP_NODE_PARAMS
-
 _OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
-
 _PH_GRAPH_OUT, _CTX_OUT = 16, 24  # offsets in CUDA_CONDITIONAL_NODE_PARAMS
 
 
@@ -57,13 +52,13 @@ class OutsideLimits(Refusal):
 class Structs:
     """Reads structs; needs to know contexts and events."""
 
-    def __init__(self, contexts: Contexts, streams: Streams) -> None:
+    def __init__(self, contexts: Contexts, streams: StreamTable) -> None:
         self.contexts = contexts
         self.streams = streams
 
     # ---- kernels
 
-    def kernel(self, params: Any) -> Kernel:
+    def kernel(self, params: Any) -> KernelOp:
         """From CUDA_KERNEL_NODE_PARAMS, any version."""
         if params is None:
             raise Refusal(INVALID_VALUE)
@@ -88,7 +83,7 @@ class Structs:
         extra: Any,
         context: int = 0,
         attributes: tuple[tuple[int, bytes], ...] = (),
-    ) -> Kernel:
+    ) -> KernelOp:
         """A kernel launch, checked as the driver checks it."""
         kernel = kernel_of(*handles)
         in_table, in_buffer = has_table(arguments), has_buffer(extra)
@@ -99,7 +94,7 @@ class Structs:
         home = kernel.context or context or self.contexts.current().address
         if context and context != home:
             raise Refusal(INVALID_CONTEXT)
-        return Kernel(
+        return KernelOp(
             kernel,
             grid,
             block,
@@ -201,7 +196,7 @@ class Structs:
         found = tuple(_operation(at + place * _OPERATION_BYTES) for place in range(count))
         return BatchMemOp(found, self.contexts.of(params.ctx).address)
 
-    def generic(self, params: Any) -> Work:
+    def generic(self, params: Any) -> Op:
         """From CUgraphNodeParams, for the kinds that need nothing but their parameters."""
         kind = int(params.type)
         if kind == 0:
@@ -213,7 +208,7 @@ class Structs:
         if kind == 3:
             return self.host(params.host)
         if kind == 5:
-            return Empty()
+            return EmptyOp()
         if kind == 6:
             return self.wait(params.eventWait.event)
         if kind == 7:
@@ -223,13 +218,13 @@ class Structs:
         raise Refusal(NOT_SUPPORTED)
 
 
-def _operation(at: int) -> MemoryOperation:
+def _operation(at: int) -> WordOperation:
     """One CUstreamBatchMemOpParams, a union of structs that begin alike."""
     operation = ctypes.c_uint.from_address(at).value
     if operation not in (WAIT_32, WRITE_32, WAIT_64, WRITE_64):
         raise Refusal(NOT_SUPPORTED)
     address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
-    made = MemoryOperation(operation, address, value, ctypes.c_uint.from_address(at + 24).value)
+    made = WordOperation(operation, address, value, ctypes.c_uint.from_address(at + 24).value)
     if not address or address % made.size:
         raise Refusal(INVALID_VALUE)
     return replace(made, value=value & ((1 << 8 * made.size) - 1))
@@ -243,7 +238,7 @@ def _launchable(grid: Dim, block: Dim, shared_bytes: int) -> bool:
     return fits and threads <= _MOST_THREADS[0] and 0 <= shared_bytes <= _MOST_SHARED
 
 
-def _place(params: Any, side: str) -> Place:
+def _place(params: Any, side: str) -> CopyEnd:
     try:
         memory_type = int(getattr(params, f"{side}MemoryType"))
     except ValueError:  # never set
@@ -254,7 +249,7 @@ def _place(params: Any, side: str) -> Place:
     address = as_int(getattr(params, where))
     if not address:
         raise Refusal(INVALID_VALUE)
-    return Place(
+    return CopyEnd(
         memory_type,
         address,
         *(int(getattr(params, side + name)) for name in ("XInBytes", "Y", "Z", "Pitch", "Height")),
@@ -264,14 +259,14 @@ def _place(params: Any, side: str) -> Place:
 # ---------------------------------------------------------------- towards the caller
 
 
-def kernel_struct(work: Kernel, shown: ArgumentBuffers, kind: Any = None) -> Any:
+def kernel_struct(work: KernelOp, shown: ArgumentBuffers, kind: Any = None) -> Any:
     """As CUDA_KERNEL_NODE_PARAMS whose pointers lead to the node's own memory."""
     params = (kind or types.CUDA_KERNEL_NODE_PARAMS)()
     fill_kernel(params, work, shown)
     return params
 
 
-def fill_kernel(params: Any, work: Kernel, shown: ArgumentBuffers) -> None:
+def fill_kernel(params: Any, work: KernelOp, shown: ArgumentBuffers) -> None:
     """Write a kernel's description into a struct of any version."""
     params.func = work.kernel.handle
     params.kern = work.kernel.kernel_handle
@@ -283,7 +278,7 @@ def fill_kernel(params: Any, work: Kernel, shown: ArgumentBuffers) -> None:
     params.extra = shown.extra
 
 
-def show(work: Kernel) -> ArgumentBuffers:
+def show(work: KernelOp) -> ArgumentBuffers:
     """Memory that shows a kernel's arguments."""
     return expose_arguments(work.kernel, work.arguments, packed=work.packed)
 

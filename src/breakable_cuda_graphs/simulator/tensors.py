@@ -18,7 +18,7 @@ outputs are poisoned. Views are not recorded. What has to read the device (`.ite
 boolean masks, printing) raises as CUDA does and invalidates the capture.
 
 Streams are handles; the current one is the calling thread's (`current_stream()`, `stream(handle)`).
-Operators called on a stream that is not capturing run at once.
+OperatorMode called on a stream that is not capturing run at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,10 +36,24 @@ from torch.utils import _pytree as pytree
 
 from .driver import SimulatedDriver
 from .kernels import SimulatedKernel
-from .torch_modes import _HostReads, _Operators, leave_dispatch_mode, leave_function_mode
+from .tensor_places import (
+    ALLOCATES,
+    ENTERS,
+    METADATA,
+    TensorPlace,
+    is_view,
+    made_in_captures,
+    making,
+    poison,
+    reads_device,
+    short,
+    stand_in,
+    title,
+    written_arguments,
+)
+from .torch_modes import HostReadMode, OperatorMode, leave_dispatch_mode, leave_function_mode
 
 __all__ = ["TensorRecorder", "current_stream", "stream"]
-
 
 _ACTIVE, _INVALIDATED = 1, 2
 
@@ -71,166 +84,6 @@ def stream(handle: Any) -> Iterator[None]:
         yield
     finally:
         _current.handle = previous
-
-
-# ---------------------------------------------------------------- tensors as places in memory
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tensor without its address: how to see some memory as that tensor."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: Any
-    conj: bool
-    neg: bool
-
-    @classmethod
-    def of(cls, tensor: Any) -> Place:
-        """How this tensor sees its memory."""
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-            raise NotImplementedError("the simulator captures plain strided tensors only")
-        return cls(
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-
-    @property
-    def span(self) -> int:
-        """Elements from the first to the last one that the tensor reaches."""
-        if 0 in self.size:
-            return 0
-        return 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
-
-    def over(self, flat: Any) -> Any:
-        """The tensor over a flat tensor of at least `span` elements."""
-        tensor = flat.as_strided(self.size, self.stride)
-        tensor = torch._neg_view(tensor) if self.neg else tensor
-        return torch.conj(tensor) if self.conj else tensor
-
-    def at(self, address: int) -> Any:
-        """The tensor at an address."""
-        if not self.span:
-            return self.over(torch.empty(0, dtype=self.dtype))
-        raw = (ctypes.c_ubyte * (self.span * self.dtype.itemsize)).from_address(address)
-        return self.over(torch.frombuffer(raw, dtype=torch.uint8).view(self.dtype))
-
-
-#: Storages made by captured work: at a later capture they hold poison, or values of an old replay.
-_made_in_captures: weakref.WeakSet[Any] = weakref.WeakSet()
-
-_made = threading.Lock()  # one thread records while another looks through them
-
-
-def was_made_in_a_capture(address: int) -> bool:
-    """Whether a storage that captured work made begins at an address."""
-    with _made:
-        return any(int(storage.data_ptr()) == address for storage in _made_in_captures)
-
-
-def _stand_in(tensor: Any) -> Any:
-    """A copy to try an operator on. Poison is replaced by values that no operator stumbles over."""
-    place = Place.of(tensor)
-    flat = torch.zeros(place.span, dtype=place.dtype)
-    if tensor.untyped_storage() in _made_in_captures:
-        if place.dtype.is_floating_point or place.dtype.is_complex:
-            flat.fill_(1)
-    elif place.span:
-        plain = torch.conj(tensor) if place.conj else tensor
-        plain = torch._neg_view(plain) if place.neg else plain
-        flat.copy_(plain.as_strided((place.span,), (1,)))
-    return place.over(flat)
-
-
-def _poison(tensor: Any) -> None:
-    """Fill with what unwritten memory must not be mistaken for."""
-    dtype = tensor.dtype
-    if dtype.is_floating_point or dtype.is_complex:
-        if dtype.itemsize == 1:
-            tensor.view(torch.uint8).fill_(0xFF)
-        else:
-            tensor.fill_(float("nan"))
-    elif dtype == torch.bool:
-        tensor.fill_(True)
-    else:
-        limits = torch.iinfo(dtype)
-        tensor.fill_(limits.min or limits.max)
-
-
-# ---------------------------------------------------------------- what an operator is
-
-
-_ALLOCATES = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
-
-_ALLOCATES |= {"new_empty_strided"}
-
-_METADATA = {"resize_", "set_", "_unsafe_view", "detach_"}
-
-_ENTERS = {"lift_fresh", "lift", "lift_fresh_copy"}
-
-_READS_HOST = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "item"}
-
-
-def _short(func: Any) -> str:
-    return str(func._schema.name).rpartition("::")[2]
-
-
-def _title(func: Any) -> str:
-    overload = func._schema.overload_name
-    return f"{func._schema.name}.{overload}" if overload else str(func._schema.name)
-
-
-def is_view(func: Any) -> bool:
-    """Whether all that it returns are views of its arguments."""
-    aliases = [each.alias_info for each in func._schema.returns]
-    return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
-
-
-def _masks(indices: Any) -> list[Any]:
-    return [
-        each
-        for each in indices or ()
-        if isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
-    ]
-
-
-#: Collectives between processes: on the CPU the host does them.
-_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-
-
-def reads_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the host would have to wait for values of the device."""
-    name = _short(func)
-    if func.namespace in _COLLECTIVES:
-        return True
-    if name == "index":
-        return bool(_masks(args[1]))
-    if name in ("index_put", "index_put_", "_index_put_impl_"):
-        return bool(_masks(args[1])) and args[2].numel() != 1
-    if name == "repeat_interleave":
-        return kwargs.get("output_size") is None
-    tags = func.tags
-    return (
-        name in _READS_HOST
-        or torch.Tag.data_dependent_output in tags
-        or torch.Tag.dynamic_output_shape in tags
-    )
-
-
-def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that an operator writes to, by the name of their alias set."""
-    found = {}
-    for place, argument in enumerate(func._schema.arguments):
-        info = argument.alias_info
-        if info is not None and info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            for alias in info.before_set:
-                found[alias] = value
-    return found
 
 
 # ---------------------------------------------------------------- running without an audience
@@ -279,12 +132,12 @@ class RecordedOperator:
         self._driver = driver
         self._func = func
         self._spec = spec
-        self._title = _title(func)
+        self._title = title(func)
         self._slots = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
         inputs: list[Any] = [flat[i] for i in self._slots]
         self._rest = [None if isinstance(v, torch.Tensor) else v for v in flat]
-        self._inputs = [Place.of(tensor) for tensor in inputs]
-        self._outputs = [Place.of(tensor) for tensor in fresh]
+        self._inputs = [TensorPlace.of(tensor) for tensor in inputs]
+        self._outputs = [TensorPlace.of(tensor) for tensor in fresh]
         self.inputs = [Input(t) for t in inputs if t.untyped_storage() not in owned]
         # What was made during the capture lives as long as a node that uses it.
         self._kept = [t.untyped_storage() for t in inputs if t.untyped_storage() in owned]
@@ -307,7 +160,7 @@ class RecordedOperator:
             if dead is not None:
                 self._driver.world.find(f"{self._title} ran on memory that was freed: {dead}")
                 for output in outputs:
-                    _poison(output)
+                    poison(output)
                 return
             self._compute(inputs, outputs)
 
@@ -362,7 +215,7 @@ class TensorRecorder:
 
     def __init__(self, simulated_driver: SimulatedDriver) -> None:
         self._driver = simulated_driver
-        self._modes: tuple[_Operators, _HostReads] | None = None  # while they are on torch's stacks
+        self._modes: tuple[OperatorMode, HostReadMode] | None = None  # while they are on torch's stacks
         self._is_held = False
         self._thread: object = None  # whose stacks they are on
         self.is_recording = False
@@ -412,7 +265,7 @@ class TensorRecorder:
     def _enter_modes(self) -> None:
         if self._modes is None:
             self._thread = _current.thread
-            self._modes = (_Operators(self), _HostReads(self))
+            self._modes = (OperatorMode(self.operator), HostReadMode(self._refuse_read))
             for mode in self._modes:
                 mode.__enter__()
 
@@ -430,20 +283,20 @@ class TensorRecorder:
             return func(*args, **kwargs)
         status = self._status()
         if status == _INVALIDATED:
-            raise self._error(901, _title(func))
+            raise self._error(901, title(func))
         if status != _ACTIVE:
             return func(*args, **kwargs)
         if reads_device(func, args, kwargs):
-            self.refuse(_title(func))
-        name = _short(func)
-        if is_view(func) or name in _METADATA or torch.Tag.inplace_view in func.tags:
+            self.refuse(title(func))
+        name = short(func)
+        if is_view(func) or name in METADATA or torch.Tag.inplace_view in func.tags:
             return self._note_new(func(*args, **kwargs), name)
-        if name in _ALLOCATES:
+        if name in ALLOCATES:
             return self._new(func(*args, **kwargs))
         return self._record(func, args, kwargs)
 
     def _note_new(self, value: Any, name: str) -> Any:
-        if name in _ENTERS:
+        if name in ENTERS:
             for tensor in _tensors(value):
                 self._owned.add(tensor.untyped_storage())
         return value
@@ -452,14 +305,14 @@ class TensorRecorder:
         """New memory: the capture's own, and poisoned."""
         for tensor in _tensors(value):
             self._owned.add(tensor.untyped_storage())
-            with _made:
-                _made_in_captures.add(tensor.untyped_storage())
-            _poison(tensor)
+            with making:
+                made_in_captures.add(tensor.untyped_storage())
+            poison(tensor)
         return value
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))
-        trial = [_stand_in(v) if isinstance(v, torch.Tensor) else v for v in flat]
+        trial = [stand_in(v) if isinstance(v, torch.Tensor) else v for v in flat]
         with _same_random_state(flat):
             trial_args, trial_kwargs = pytree.tree_unflatten(trial, spec)
             outcome = func(*trial_args, **trial_kwargs)
@@ -481,7 +334,7 @@ class TensorRecorder:
             kernel.handle, 1, 1, 1, 1, 1, 1, 0, _current.handle, arguments, 0
         )
         if int(code):
-            raise self._error(int(code), _title(func))
+            raise self._error(int(code), title(func))
 
     # ---- the capture
 
@@ -494,9 +347,10 @@ class TensorRecorder:
         (code,) = self._driver.cuStreamSynchronize(_current.handle)
         raise self._error(int(code), what)
 
-    def is_capturing(self) -> bool:
-        """Whether the current stream is in a capture that is still good."""
-        return self._status() == _ACTIVE
+    def _refuse_read(self, what: str) -> None:
+        """The same for a read that is no operator, where a capture is open and still good."""
+        if self.is_recording and self._status() == _ACTIVE:
+            self.refuse(what)
 
     def _error(self, code: int, what: str) -> RuntimeError:
         text = self._driver.cuGetErrorString(code)[1].decode()

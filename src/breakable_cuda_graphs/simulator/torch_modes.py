@@ -1,33 +1,30 @@
-"""TODO simulator.torch_modes.
+"""The two torch modes through which the simulated device sees operators and host reads.
 
-The hard problem: TODO
+The hard problem: a mode has to be left in the middle of a stack that the user has gone on with. So what lies
+above it is taken off, and put back when the mode is gone.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatching
 
-if TYPE_CHECKING:
-    from .tensors import TensorRecorder
 
-# ---------------------------------------------------------------- modes
-
-
-class _Operators(dispatching.TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+class OperatorMode(dispatching.TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     """Sees every operator below autograd, in backward too."""
 
-    def __init__(self, recorder: TensorRecorder) -> None:
+    def __init__(self, operator: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._operator = operator
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return self._recorder.operator(func, args, kwargs or {})
+        return self._operator(func, args, kwargs or {})
 
 
 _HOST_READS = {
@@ -39,19 +36,19 @@ _HOST_READS = {
 }
 
 
-class _HostReads(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+class HostReadMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Sees the ways to read a CPU tensor that are no operators."""
 
-    def __init__(self, recorder: TensorRecorder) -> None:
+    def __init__(self, refuse: Callable[[str], None]) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._refuse = refuse  # told what is read; does nothing outside of a capture
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         what = _HOST_READS.get(func)
-        if what is not None and self._recorder.is_recording and self._recorder.is_capturing():
-            self._recorder.refuse(f"Tensor {what}")
+        if what is not None:
+            self._refuse(f"Tensor {what}")
         return func(*args, **(kwargs or {}))
 
 

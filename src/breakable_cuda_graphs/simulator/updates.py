@@ -12,26 +12,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .._driver.enums import COOPERATIVE, DEVICE_UPDATABLE, PRIORITY
-from .graphs import Child, Conditional, Graph, Node
-from .memory import Memory
-from .nodes import BatchMemOp, Kernel, Memcpy, Memset, Work
+from .graphs import ChildOp, ConditionalOp, GraphData, NodeData, Op
+from .memory import SimulatedMemory
+from .nodes import BatchMemOp, KernelOp, Memcpy, Memset
 from .world import NOT_SUPPORTED, Refusal
 
 # CUgraphExecUpdateResult
 DONE = 0
-
 TOPOLOGY_CHANGED = 2
-
 NODE_TYPE_CHANGED = 3
-
 PARAMETERS_CHANGED = 5
-
 UPDATE_NOT_SUPPORTED = 6
-
 UNSUPPORTED_FUNCTION_CHANGE = 7
-
 ATTRIBUTES_CHANGED = 8
-
 
 USE_NODE_PRIORITY = 8  # CUgraphInstantiate_flags
 
@@ -39,30 +32,30 @@ USE_NODE_PRIORITY = 8  # CUgraphInstantiate_flags
 class UpdateRefused(Exception):
     """A change that the executable cannot take; the nodes are those of the new graph."""
 
-    def __init__(self, why: int, node: Node | None, from_node: Node | None = None) -> None:
+    def __init__(self, why: int, node: NodeData | None, from_node: NodeData | None = None) -> None:
         super().__init__(why)
         self.why, self.node, self.from_node = why, node, from_node
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """One node of an executable and its new work."""
 
-    node: Node
-    work: Work
+    node: NodeData
+    work: Op
 
 
 @dataclass(frozen=True)
-class Rules:
+class UpdateRules:
     """The rules for one executable."""
 
-    memory: Memory
+    memory: SimulatedMemory
     flags: int
 
     # ---- one node
 
-    def refusal(self, old: Work, new: Work) -> int:
+    def refusal(self, old: Op, new: Op) -> int:
         """Why an executable's node cannot change so, as CUgraphExecUpdateResult; 0 if it can."""
-        if isinstance(old, Kernel) and isinstance(new, Kernel):
+        if isinstance(old, KernelOp) and isinstance(new, KernelOp):
             return self._kernel(old, new)
         if old == new:
             return DONE
@@ -74,7 +67,7 @@ class Rules:
             return DONE if _operations(old) == _operations(new) else PARAMETERS_CHANGED
         return DONE if old.kind == new.kind else NODE_TYPE_CHANGED
 
-    def _kernel(self, old: Kernel, new: Kernel) -> int:
+    def _kernel(self, old: KernelOp, new: KernelOp) -> int:
         if any(_flag(work, DEVICE_UPDATABLE) != b"\0" * 4 for work in (old, new)):
             raise Refusal(NOT_SUPPORTED)
         if new.context != old.context:
@@ -110,39 +103,39 @@ class Rules:
 
     # ---- whole graphs
 
-    def plan(self, old: Graph, new: Graph) -> list[Change]:
+    def plan(self, old: GraphData, new: GraphData) -> list[NodeChange]:
         """All changes that make the one graph the other; raises UpdateRefused."""
-        changes: list[Change] = []
+        changes: list[NodeChange] = []
         for after, before in _pairs(old, new).items():
             changes += self._node(before, after)
         return changes
 
-    def _node(self, before: Node, after: Node) -> list[Change]:
+    def _node(self, before: NodeData, after: NodeData) -> list[NodeChange]:
         old, new = before.work, after.work
         if old.kind != new.kind:
             raise UpdateRefused(NODE_TYPE_CHANGED, after)
-        if isinstance(old, Conditional) and isinstance(new, Conditional):
+        if isinstance(old, ConditionalOp) and isinstance(new, ConditionalOp):
             if (old.choice, len(old.bodies)) != (new.choice, len(new.bodies)):
                 raise UpdateRefused(UPDATE_NOT_SUPPORTED, after)
-        elif not isinstance(old, Child):
+        elif not isinstance(old, ChildOp):
             why = self.refusal(old, new)
             if why != DONE:
                 raise UpdateRefused(why, after)
-            return [Change(before, keep_attributes(old, new))]
-        inner: list[Change] = []
+            return [NodeChange(before, keep_attributes(old, new))]
+        inner: list[NodeChange] = []
         for mine, theirs in zip(old.child_graphs(), new.child_graphs(), strict=True):
             inner += self.plan(mine, theirs)
         return inner
 
 
-def keep_attributes(old: Work, new: Work) -> Work:
+def keep_attributes(old: Op, new: Op) -> Op:
     """An executable's launch attributes (cluster dimensions among them) never change."""
-    if isinstance(old, Kernel) and isinstance(new, Kernel):
+    if isinstance(old, KernelOp) and isinstance(new, KernelOp):
         return new.with_attributes(old.attributes)
     return new
 
 
-def _pairs(old: Graph, new: Graph) -> dict[Node, Node]:
+def _pairs(old: GraphData, new: GraphData) -> dict[NodeData, NodeData]:
     """Which node of `old` each one of `new` is, as the documentation of `cuGraphExecUpdate` says.
 
     Exit nodes are paired in the order in which they came to be so, from the last one; then what each
@@ -150,7 +143,7 @@ def _pairs(old: Graph, new: Graph) -> dict[Node, Node]:
     """
     if len(old.nodes) != len(new.nodes):
         raise UpdateRefused(TOPOLOGY_CHANGED, None)
-    pairs: dict[Node, Node] = {}
+    pairs: dict[NodeData, NodeData] = {}
     mine = list(old.exits)
     for theirs in reversed(new.exits):
         if not mine:
@@ -164,7 +157,9 @@ def _pairs(old: Graph, new: Graph) -> dict[Node, Node]:
     return pairs
 
 
-def _pair_dependencies(before: Node, after: Node, pairs: dict[Node, Node]) -> list[Node]:
+def _pair_dependencies(
+    before: NodeData, after: NodeData, pairs: dict[NodeData, NodeData]
+) -> list[NodeData]:
     """Pair what two paired nodes wait for; returns what has not been seen yet."""
     if len(before.dependencies) != len(after.dependencies):
         raise UpdateRefused(TOPOLOGY_CHANGED, after)
@@ -179,7 +174,7 @@ def _pair_dependencies(before: Node, after: Node, pairs: dict[Node, Node]) -> li
     return found
 
 
-def _flag(work: Kernel, attribute: int) -> bytes:
+def _flag(work: KernelOp, attribute: int) -> bytes:
     return (work.attribute(attribute) or b"\0" * 4)[:4]
 
 

@@ -26,51 +26,29 @@ from .forks import ChildReports
 
 types: Any = bindings.types
 
-
 Handle = Any
-
 Code = int
 
-
 SUCCESS = 0
-
 INVALID_VALUE = 1
-
 OUT_OF_MEMORY = 2
-
 NOT_INITIALIZED = 3
-
 INVALID_DEVICE = 101
-
 INVALID_CONTEXT = 201
-
 INVALID_HANDLE = 400
-
 ILLEGAL_STATE = 401
-
 LOSSY_QUERY = 402
-
 NOT_FOUND = 500
-
 ILLEGAL_ADDRESS = 700
-
 CONTEXT_IS_DESTROYED = 709
-
 LAUNCH_FAILED = 719
-
 NOT_PERMITTED = 800
-
 NOT_SUPPORTED = 801
-
 UPDATE_FAILURE = 910
-
 INVALID_CLUSTER_SIZE = 912
 
-
 _addresses = itertools.count(0x7F5A_0000_0000, 0x40)
-
 _identities = itertools.count(1)
-
 
 #: Functions that answer before `cuInit`, as in the driver.
 _WITHOUT_INIT = {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
@@ -244,15 +222,14 @@ def _as_outputs(value: Any, outputs: int) -> tuple[Any, ...]:
     return tuple(value)
 
 
-class Calls:
+class DriverCalls:
     """Base of the groups of driver functions."""
 
     world: World
 
 
 P = ParamSpec("P")
-
-C = TypeVar("C", bound=Calls)
+C = TypeVar("C", bound=DriverCalls)
 
 
 def call(

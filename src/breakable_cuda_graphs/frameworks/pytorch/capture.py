@@ -24,9 +24,7 @@ from . import modes
 
 _is_inference, _transform = torch.is_inference_mode_enabled, modes.transform
 
-
 _NEW, _OPENING, _OPEN, _ENDED, _CLOSED = range(5)
-
 
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: the recording becomes a node
 
@@ -82,9 +80,7 @@ class Books:
         if self._stage != _ENDED:
             if self.is_closed:
                 return
-            stream_capture.discard(
-                self.driver, self.stream
-            )  # or raises: then it can be tried again
+            stream_capture.discard(self.driver, self.stream)  # or raises: to be tried again
         try:
             self._end_dummy()
         except BaseException as error:  # a shell that never began answers with anything

@@ -40,10 +40,8 @@ from .modes import unseen
 
 _WRAP = 1 << 64
 
-
 #: torch before 2.12 shares one flag and one pair of tensors between all captures of a generator.
 SHARED_TENSORS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
-
 
 #: How long a replay waits for another thread's open segment, in seconds, before it is refused.
 _PATIENCE = 10.0
@@ -62,7 +60,7 @@ class Draws:
         self.registered = self.generators[1:]
         self._driver, self.stream, self.handle = driver, stream, int(stream)
         self._device = device
-        self._traffic = traffic(driver, device)
+        self._traffic = driver.once(Traffic, device)
         self._home = Home()
         #: held around the end of a capture and of torch's books: none may open in between
         self.lock = self._traffic.lock
@@ -70,7 +68,7 @@ class Draws:
             self._counters = [_Counter(g) for g in self.generators]
         self._found: list[tuple[Any, Any]] = []  # as a guest: generators, and their states inside
         self.scratch: Any = None  # a tensor for the draws that look
-        self._tensors: list[Tensors] | None = None  # of the generators, once looked at
+        self._tensors: list[PhiloxTensors] | None = None  # of the generators, once looked at
         self._looked_in: Any = None  # the shell of the segment in which that was
         self._probes: list[Any] = []  # nodes of the segment that showed where they are
         self.is_guest = False  # another capture had these generators when this segment began
@@ -98,7 +96,7 @@ class Draws:
         """The capture is over, well or not; still under the lock."""
         self._traffic.ended(self)
 
-    def states_in(self, kernels: list[list[int]]) -> list[State]:
+    def states_in(self, kernels: list[list[int]]) -> list[PhiloxState]:
         """The generators' states that the segment's kernels are handed.
 
         What has the shape of one is common: a norm gets two pointers, a count and a flag. So it is
@@ -111,7 +109,7 @@ class Draws:
             return found
         return generator_states(kernels, {word for pair in self._find_tensors() for word in pair})
 
-    def _find_tensors(self) -> list[Tensors]:
+    def _find_tensors(self) -> list[PhiloxTensors]:
         """Where each generator has its seed and its offset on the device: ours, then those lent."""
         if self._tensors is None:
             if self.scratch is None:  # of the pool: nobody watches for its end
@@ -120,7 +118,7 @@ class Draws:
             self._tensors = [self._probe(each) for each in (*self.generators, *self.lent)]
         return self._tensors
 
-    def _probe(self, generator: Any) -> Tensors:
+    def _probe(self, generator: Any) -> PhiloxTensors:
         """Draw a number inside the capture, and see what its kernel was handed."""
         state, before = generator.get_state(), self._frontier()
         with unseen():
@@ -149,7 +147,7 @@ class Draws:
         taken = [self._driver.ask("cuGraphDestroyNode", node) is not None for node in probes]
         return all(taken)
 
-    def ending(self, states: list[State] | None) -> tuple[bool, Exception | None]:
+    def ending(self, states: list[PhiloxState] | None) -> tuple[bool, Exception | None]:
         """Inside the capture, just before its end; `states` are those that its kernels are handed.
 
         Returns whether replays have to move the generators on, and what makes that impossible
@@ -199,7 +197,7 @@ class Draws:
         draws = list(map(_Draw, self._counters, self._tensors))
         return DrawingRunner(self._driver, self._traffic, give_up, draws)
 
-    def progress(self) -> tuple[int, ...]:
+    def progress(self) -> Progress:
         """Which capture is open, and what its stream did last; tells whether it has gone on since."""
         info = self._driver.capture_info(self.stream)
         return (info.id, *(int(node) for node in info.dependencies))
@@ -288,7 +286,7 @@ class _Draw:
 
     __slots__ = ("offset_word", "seed_word", "start", "used", "view")
 
-    def __init__(self, counter: _Counter, tensors: Tensors) -> None:
+    def __init__(self, counter: _Counter, tensors: PhiloxTensors) -> None:
         self.view, self.start, self.used = counter.view, counter.start, counter.used
         self.seed_word, self.offset_word = map(types.CUdeviceptr, tensors)
 
@@ -339,18 +337,19 @@ class DrawingRunner:
 
 # ---------------------------------------------------------------- what the kernels read
 
+#: Which capture is open on a stream, and the nodes that the stream's next work waits for.
+Progress = tuple[int, ...]
 
 #: Where a generator's seed and its offset lie on the device.
-Tensors = tuple[int, int]
-
+PhiloxTensors = tuple[int, int]
 
 #: The same, and the offset inside the graph.
-State = tuple[int, int, int]
+PhiloxState = tuple[int, int, int]
 
 
 def generator_states(
     kernels: Iterable[list[int]], blocks: Container[int] | None = None
-) -> list[State]:
+) -> list[PhiloxState]:
     """What kernels are handed that has the shape of a generator's state, one a kernel at most.
 
     That is a `PhiloxCudaState` by value: two pointers, the offset inside the graph, and a flag that
@@ -370,7 +369,7 @@ def generator_states(
     return found
 
 
-def _is_doubtful(states: list[State], tensors: list[Tensors], used: list[int]) -> bool:
+def _is_doubtful(states: list[PhiloxState], tensors: list[PhiloxTensors], used: list[int]) -> bool:
     """Whether draws of a segment that had a guest may have gone wrong.
 
     Into the guest's copy, when it was in place; or twice from one offset, when it was put back.
@@ -404,9 +403,7 @@ class Traffic:
         self.write = write_value.writer(driver)
         self._mark = CompletionMark(driver)
         self._open: dict[Draws, int] = {}  # -> the thread that opened it
-        self._progress_of_hosts: dict[
-            Draws, dict[Draws, tuple[int, ...]]
-        ] = {}  # when the guest opened
+        self._progress_of_hosts: dict[Draws, dict[Draws, Progress]] = {}  # when the guest opened
         self._handle, self._stream = -1, None  # of the last replay
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -496,12 +493,3 @@ def _copies_in_place(generators: tuple[Any, ...]) -> Iterator[None]:
     finally:
         for generator, state in own:
             generator.graphsafe_set_state(state)
-
-
-def traffic(driver: Driver, device: int) -> Traffic:
-    """The one object of a device."""
-    key = (Traffic, device)
-    if key not in driver.cache:
-        driver.cache.setdefault(key, Traffic(driver, device))
-    made: Traffic = driver.cache[key]
-    return made

@@ -26,7 +26,7 @@ from ..streams import as_handle
 from . import inputs, modes, workspaces
 from .allocator import blocks_in_use
 from .capture import Books
-from .draws import Draws, State
+from .draws import Draws, PhiloxState
 from .pools import TorchPool, pool_for, release_ended
 from .stray import StrayWatch
 from .tensors import Tensors
@@ -107,7 +107,7 @@ class TorchSession:
         self._pool_seen = False
         self.uses_workspace = False
         self._seen: set[int] = set()  # addresses that were looked up already
-        self._states: list[State] = []  # of generators, that the last segment's kernels read
+        self._states: list[PhiloxState] = []  # that the last segment's kernels read
 
     def enter(self) -> None:
         device, around = self.framework.device, types.CUstream(self.framework.current_stream())
@@ -253,9 +253,8 @@ class TorchSession:
     def _stop_watch(self) -> None:
         if self._watch is not None:
             self._watch.stop()
-            self._watch = (
-                None  # it knows this object: a cycle would keep the pool until it is collected
-            )
+            # It knows this object: a cycle would keep the pool until it is collected.
+            self._watch = None
 
 
 def _stream_current(stream: Any) -> AbstractContextManager[Any]:

@@ -15,18 +15,13 @@ import torch
 
 _DEVICE_TYPES = ("cuda", "cpu")
 
-
 #: (grad mode, inference mode, autocast): compared at each replay, so as plain as can be.
 Modes = tuple[bool, bool, tuple[Any, ...]]
 
-
 _NO_AUTOCAST: tuple[Any, ...] = ()
 
-
 _is_grad = torch.is_grad_enabled
-
 _is_inference = torch.is_inference_mode_enabled
-
 _is_any_autocast = torch._C._is_any_autocast_enabled
 
 
@@ -62,12 +57,10 @@ def entered(modes: Modes) -> Iterator[None]:
 
 _keys = torch._C.DispatchKey
 
-
 #: What `torch.func.grad`, `vmap` and the like see operators by.
 _TRANSFORMS = torch._C.DispatchKeySet(
     _keys.FuncTorchDynamicLayerFrontMode
 ) | torch._C.DispatchKeySet(_keys.FuncTorchDynamicLayerBackMode)
-
 
 #: The innermost of those that are open in this thread, or None.
 transform = torch._C._functorch.peek_interpreter_stack

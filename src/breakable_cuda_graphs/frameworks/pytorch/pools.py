@@ -143,19 +143,19 @@ class TorchPool:
 
     def __del__(self, later: Any = release.later) -> None:
         # At the end of the interpreter nothing is released; without a mark it was never made whole.
-        if _Remains is not None and hasattr(self, "mark"):
+        if _EndedPool is not None and hasattr(self, "mark"):
             later(self._epoch, self.mark.close)
             self.discard(later)
 
     def discard(self, later: Any = release.later) -> None:
         """Queue all that the pool has for release, ahead of its own end. A second call does nothing."""
         if not self._is_gone:
-            remains = _Remains(self, self._stream, self._anchor)
+            remains = _EndedPool(self, self._stream, self._anchor)
             self._is_gone, self._stream, self._anchor, self._keep = True, None, None, None
             later(self._epoch, remains)
 
 
-class _Remains:
+class _EndedPool:
     """What is given back when the last sequence of a pool has gone.
 
     Torch refuses to open an id again whose last graph has gone while its memory has not. So while
@@ -189,15 +189,13 @@ class _Remains:
         """Give the memory back now, unless this is called inside a capture of somebody else's."""
         stream = types.CUstream(torch._C._cuda_getCurrentRawStream(self._device))
         if _CAN_SPARE_CACHE and stream_capture.status(self._driver, stream) is Status.NONE:
-            with torch.cuda.device(
-                self._device
-            ):  # a thread that has none would begin with device 0
+            # A thread that has none would begin with device 0.
+            with torch.cuda.device(self._device):
                 _empty_ended()
             _note(self._identity)
 
 
 _dormant: dict[tuple[int, int], Any] = {}  # id of the user's -> the anchor of its pool
-
 _reset_ids: set[tuple[int, int]] = set()  # ids of the user's whose anchors are gone
 
 
@@ -225,17 +223,13 @@ def _reopened(identity: tuple[int, int]) -> Any:
 #: Ids of ours that have gone, but for memory of living tensors or of torch graphs of the user's -> how
 #: much of it was free, and could not be given back, at the last look.
 _ended: dict[tuple[int, int], int] = {}
-
 _LOOKS = 2  # of those, how many one block asks about, at a quarter of a millisecond each
-
 
 #: Up to torch 2.12, while memory is routed to any pool, `empty_cache` empties but pools that have gone
 #: (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Later ones ask for captures instead.
 _CAN_SPARE_CACHE = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
-
 _reset_anchors = 0  # since torch's cache of pinned memory was emptied the last time
-
 _MOST_ANCHORS = 64  # their pinned halves take about 25 KiB of the host each
 
 
@@ -304,7 +298,6 @@ def _routed(device: int, pool: tuple[int, int]) -> Iterator[None]:
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int, int], TorchPool] = weakref.WeakValueDictionary()
-
 _pools_lock = threading.Lock()
 
 

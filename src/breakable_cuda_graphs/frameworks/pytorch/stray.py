@@ -23,9 +23,7 @@ from ...errors import EscapedWorkWarning
 from ..errors import escaped_work
 
 _set_stream = torch.cuda.set_stream
-
 _watches: list[StrayWatch] = []  # of the open blocks of all threads
-
 _lock = threading.RLock()  # a finalizer may end another block in the middle
 
 

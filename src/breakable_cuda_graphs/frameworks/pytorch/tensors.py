@@ -3,7 +3,7 @@
 The hard problem: a sequence that held the tensors which its breaks read would keep the pool from
 using their blocks again, and a graph with many breaks would need many times the memory of one graph.
 So a break is given, at replay, tensors made from bare addresses: they look like the originals, bit
-for bit, but own nothing. Who keeps an address valid is decided elsewhere (`arguments.py`).
+for bit, but own nothing. Who keeps an address valid is decided elsewhere (`sequence/memory.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 from ..errors import tensor_without_memory
 from ..owners import instances
+from ..protocols import ArrayKind
 
 #: Kernels load from addresses that are as even as those of the allocator.
 _ALIGNED = 512
-
 
 _ALIAS = "_is_alias_of_breakable_cuda_graphs"
 
@@ -88,9 +88,8 @@ class Tensors:
             value.data_ptr(), value.shape, value.stride(), value.is_conj(), value.is_neg()
         )  # fmt: skip
 
-    def kind(self, value: Any) -> tuple[str, tuple[int, ...], str]:
-        dtype = str(value.dtype).removeprefix("torch.")
-        return dtype, tuple(value.shape), str(value.device)
+    def kind(self, value: Any) -> ArrayKind:
+        return kind_of(value)
 
     def history(self, value: Any) -> Any:
         return value.grad_fn, value.requires_grad
@@ -122,6 +121,11 @@ class Tensors:
     def copy(self, target: Any, source: Any) -> None:
         with torch.no_grad():
             target.copy_(source)
+
+
+def kind_of(value: Any) -> ArrayKind:
+    """What kind of array a tensor is."""
+    return str(value.dtype).removeprefix("torch."), tuple(value.shape), str(value.device)
 
 
 def _is_trained(value: Any) -> bool:

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ...errors import WorkspaceWarning
-from ..errors import WORKSPACE_ELSEWHERE
+from ..errors import WORKSPACE_ELSEWHERE, warn
 from .allocator import ranges, snapshot
 
 _pools: dict[int, tuple[int, int]] = {}  # capture stream -> its workspace pool
-
 _ranges: dict[int, list[tuple[int, int]]] = {}
 
 
@@ -76,7 +74,7 @@ def _look(handle: int, pool: tuple[int, int], is_new: bool) -> None:
     _ranges[handle] = ranges(segments)
     if is_new and not any(segment["active_size"] for segment in segments):
         # The stream, one of the user's, had its workspace already, in memory of others.
-        warnings.warn(WORKSPACE_ELSEWHERE, WorkspaceWarning, stacklevel=8)
+        warn(WORKSPACE_ELSEWHERE, WorkspaceWarning)
 
 
 def contains(stream: int, address: int) -> bool:

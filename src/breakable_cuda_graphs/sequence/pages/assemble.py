@@ -15,37 +15,23 @@ import html
 import importlib.resources
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..html import of as data_of
-
-if TYPE_CHECKING:
-    from ...replay.report import Profile
-    from ...replay.sequence import CUDAGraphSequence
-
+#: The scripts of each page; they share their names.
+_SCRIPTS = {
+    "profile": ("page.js", "profile.js"),
+    "sequence": ("page.js", "layout.js", "sequence.js"),
+}
 
 _MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
-def profile_page(report: Profile) -> str:
-    """The page of a profile."""
-    data = json.loads(report.to_json())
-    for row, shown in zip(report.rows, data["rows"], strict=True):
-        shown["label"] = row.label
-    return _page("profile", f"Profile of {report.sequence}", data)
-
-
-def sequence_page(sequence: CUDAGraphSequence, other: CUDAGraphSequence | None = None) -> str:
-    """The page of a sequence, or of two side by side."""
-    title = repr(sequence) if other is None else f"{sequence!r} and {other!r}"
-    return _page("sequence", title, data_of(sequence, other))
-
-
-def _page(name: str, title: str, data: Any) -> str:
+def page(name: str, title: str, data: Any) -> str:
+    """The page whose template, style and script have a name ("profile", "sequence")."""
     parts = {
         "title": html.escape(title),
         "style": _file("page.css") + _file(f"{name}.css"),
-        "script": _file("page.js") + _file(f"{name}.js"),
+        "script": "".join(map(_file, _SCRIPTS[name])),
         "data": _as_data(data),
     }
     return _MARK.sub(lambda mark: parts[mark[1]], _file(f"{name}.html"))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Hit", "Inventory", "inventory_of"]
 
-
 _WORD = 8
 
 
@@ -138,7 +137,7 @@ def _first(row: tuple[int, ...]) -> int:
 def inventory_of(template: Template) -> Inventory:
     """The inventory of a segment's graph as it will run; made when it is first asked for."""
     made = template.inventory
-    if made is None:
+    if not isinstance(made, Inventory):
         made = template.inventory = Inventory(template)
     if template.shown is not None:
         made.refresh(template.shown.works)

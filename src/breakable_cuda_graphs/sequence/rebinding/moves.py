@@ -14,7 +14,7 @@ from typing import Any
 
 from ..._driver.bindings import Driver
 from ...errors import bad_type
-from ...graph.arguments import Memory, array_memory
+from ...graph.arguments import MemoryRange, array_memory
 from ..errors import cannot_rebind
 
 __all__ = ["Move", "move_of", "moves_of"]
@@ -27,8 +27,8 @@ class Move:
     start: int
     end: int
     target: int
-    old: Memory
-    new: Memory
+    old: MemoryRange
+    new: MemoryRange
 
     @property
     def nbytes(self) -> int:
@@ -82,9 +82,9 @@ def _move(driver: Driver, old: Any, new: Any) -> Move:
     return Move(before.address, before.address + nbytes, after.address, before, after)
 
 
-def _memory(value: Any) -> Memory:
+def _memory(value: Any) -> MemoryRange:
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) for n in value):
-        return Memory(value[0], value[1])
+        return MemoryRange(value[0], value[1])
     memory = array_memory(value)
     if memory is None:
         raise bad_type("a side of a move", value, "an array or (address, nbytes)")
@@ -109,7 +109,7 @@ def _is_torch(word: Any) -> bool:
     return type(word).__module__.partition(".")[0] == "torch"
 
 
-def _require_on_device(driver: Driver, memory: Memory) -> None:
+def _require_on_device(driver: Driver, memory: MemoryRange) -> None:
     """In device memory, within one allocation."""
     if not memory.nbytes:
         return

@@ -13,8 +13,9 @@ Everything is worked out before the first driver call; if one fails, those befor
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._driver import bindings, contexts, enums, node_params, process, release, set_params
 from ..._driver.errors import used_after_fork
@@ -26,19 +27,16 @@ from ...graph.arguments import array_memory
 from ...graph.errors import edit_failed
 from .. import pytree
 from ..errors import cannot_rebind, rebind_in_capture, stale_input
-from ..memory import describe, nbytes_of
+from ..memory import Memory, Use, describe, nbytes_of
 from ..plan import Plan
 from ..segments import EagerSegment, GraphSegment
+from ..state import SequenceState
 from .address_index import Entry, Hit, inventory_of
 from .moves import Move, move_of, moves_of
 from .report import Doubt, Rebound
 from .verify import Proof, Works, has_tensor_maps, may_be_map, second_capture, with_work
 
-if TYPE_CHECKING:
-    from ...replay.sequence import CUDAGraphSequence
-
 __all__ = ["rebind"]
-
 
 _WORD = 8
 
@@ -106,9 +104,9 @@ class _Edit:
 
 
 def rebind(
-    sequence: CUDAGraphSequence, moves: Any, verify: Callable[..., Any] | None = None
+    sequence: SequenceState, moves: Any, verify: Callable[..., Any] | None = None
 ) -> Rebound:
-    """See `CUDAGraphSequence.rebind`."""
+    """See `SequenceState.rebind`."""
     driver = bindings.current()
     wanted = moves_of(driver, moves)
     if verify is not None and not callable(verify):
@@ -124,7 +122,7 @@ def rebind(
             return _rebound(sequence, wanted, second)
 
 
-def _require_at_rest(sequence: CUDAGraphSequence) -> None:
+def _require_at_rest(sequence: SequenceState) -> None:
     """Not from a break of this sequence, whose arguments are in use, and not in its capture."""
     if sequence._epoch != process.epoch:
         raise used_after_fork("sequence")
@@ -134,7 +132,7 @@ def _require_at_rest(sequence: CUDAGraphSequence) -> None:
         raise stale_input(*sequence._memory.stale)
 
 
-def _rebound(sequence: CUDAGraphSequence, moves: list[Move], second: Works | None) -> Rebound:
+def _rebound(sequence: SequenceState, moves: list[Move], second: Works | None) -> Rebound:
     work = _Rebinding(sequence, moves, second)
     work.prepare()
     work.apply()
@@ -144,9 +142,7 @@ def _rebound(sequence: CUDAGraphSequence, moves: list[Move], second: Works | Non
 class _Rebinding:
     """One rebind: what it will change, and then the change."""
 
-    def __init__(
-        self, sequence: CUDAGraphSequence, moves: list[Move], second: Works | None
-    ) -> None:
+    def __init__(self, sequence: SequenceState, moves: list[Move], second: Works | None) -> None:
         self._sequence, self._moves, self._second = sequence, moves, second
         self._driver = bindings.current()
         self._has_maps = has_tensor_maps(self._driver)
@@ -231,18 +227,13 @@ class _Rebinding:
         hits = []
         for hit in found:
             if hit.move is None:
-                if not self._begins(hit.value):
+                if not self._sequence._memory.begins(hit.value):
                     self._doubt(work, hit, "just past the end of the old memory")
             elif (hit.value - hit.move.start) % hit.move.old.itemsize:
                 self._doubt(work, hit, "not aligned as the elements are")
             else:
                 hits.append(hit)
         return hits
-
-    def _begins(self, address: int) -> bool:
-        """Whether other memory of the sequence begins there."""
-        memory = self._sequence._memory
-        return address in memory._watched or address in memory._kept
 
     def _refuse_maps(self, work: node_params.Kernel, hits: list[Hit]) -> None:
         for hit in hits:
@@ -392,14 +383,11 @@ class _Rebinding:
         owned: set[Move] = set()
         words: dict[Move, str] = {}  # what is said of the old memory is right for the new
         for move in self._moves:
-            kept = [a for a, s in memory._kept.items() if _lies_in(move, a, s)]
-            watched = [a for a, w in memory._watched.items() if _lies_in(move, a, w[0]())]
-            retired += [memory._kept.pop(address) for address in kept]
-            for address in watched:
-                reference, described, _ = memory._watched.pop(address)
-                retired.append(reference())
+            gone, was_owned, described = memory.let_go(functools.partial(_lies_in, move))
+            retired += gone
+            if described is not None:
                 words[move] = described
-            if kept:
+            if was_owned:
                 owned.add(move)
         for move in self._moves:  # a swap moves to what another move has just let go of
             if move in self._used and move.new.owner is not None:
@@ -408,18 +396,18 @@ class _Rebinding:
         if retired and mark is not None:
             mark.hold(retired)
 
-    def _take_on(self, memory: Any, move: Move, words: str | None, *, is_owned: bool) -> None:
+    def _take_on(self, memory: Memory, move: Move, words: str | None, *, is_owned: bool) -> None:
         new = move.new.owner
         arrays = self._find(new)
         if arrays is None:
-            memory._kept[move.target] = new  # nobody tells when it dies
+            memory.hold(move.target, new)  # nobody tells when it dies
             return
         address, nbytes, storage = arrays.storage(new)
         if is_owned or storage is None:
-            memory._kept[move.target] = arrays.keeper(new)
+            memory.hold(move.target, arrays.keeper(new))
         elif nbytes:
             described = words or describe(arrays, new)
-            memory._watch(address, storage, described, "bound by rebind()")
+            memory.watch(address, storage, described, Use("bound by rebind()"))
 
     def report(self) -> Rebound:
         return Rebound(

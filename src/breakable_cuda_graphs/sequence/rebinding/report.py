@@ -1,6 +1,7 @@
-"""TODO sequence.rebinding.report.
+"""What `rebind` changed, and what it left, for people to read.
 
-The hard problem: TODO
+The hard problem: a model has thousands of nodes, and a server moves memory at each request. So nothing is put
+into words before somebody asks.
 """
 
 from __future__ import annotations

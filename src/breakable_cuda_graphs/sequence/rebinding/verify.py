@@ -25,19 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Proof", "has_tensor_maps", "may_be_map", "second_capture", "with_work"]
 
-
 #: What the nodes of each segment do, in the order of `Template.walk`.
 Works = list[list[node_params.Work]]
 
-
 _WORD = 8
-
 
 #: A tensor map has 128 bytes and is aligned to 64 (CUDA driver API, CUtensorMap).
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
-
 _TENSOR_MAPS_FROM = 9  # compute capability
-
 _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 
 

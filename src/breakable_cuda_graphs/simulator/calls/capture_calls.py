@@ -1,6 +1,7 @@
-"""TODO simulator.calls.capture_calls.
+"""The calls of the simulated driver: the calls that begin, end and look at captures.
 
-The hard problem: TODO
+The hard problem: an invalidated capture still has an end, on the thread that began it, and only that end
+tells.
 """
 
 from __future__ import annotations
@@ -8,18 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from ..captures import GLOBAL, IMPLICIT, RELAXED, THREAD_LOCAL, Captures
-from ..graphs import Edge, Graphs, Node
+from ..graphs import EdgeData, Graphs, NodeData
 from ..stream_state import ACTIVE, NONE, Stream
-from ..streams import Streams
-from ..world import INVALID_VALUE, Calls, Handle, Refusal, call, types
+from ..streams import StreamTable
+from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, call, types
 
 
-class CaptureCalls(Calls):
+class CaptureCalls(DriverCalls):
     """The calls that begin, end and look at captures."""
 
     captures: Captures
     graphs: Graphs
-    streams: Streams
+    streams: StreamTable
 
     @call()
     def cuStreamBeginCapture(self, hStream: Handle, mode: int) -> None:
@@ -89,7 +90,7 @@ def _mode(mode: int) -> int:
 
 
 def _info(
-    status: int, identity: int, graph: Any, dependencies: dict[Node, Edge]
+    status: int, identity: int, graph: Any, dependencies: dict[NodeData, EdgeData]
 ) -> tuple[Any, ...]:
     return (
         types.CUstreamCaptureStatus(status),

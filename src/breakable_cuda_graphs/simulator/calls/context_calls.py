@@ -1,6 +1,6 @@
-"""TODO simulator.calls.context_calls.
+"""The calls of the simulated driver: devices, contexts, errors and versions.
 
-The hard problem: TODO
+The hard problem: calls depend on what is current in the calling thread, and some work before anything is.
 """
 
 from __future__ import annotations
@@ -8,10 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from ..contexts import ATTRIBUTES, TOTAL_MEMORY, Context, Contexts
-from ..world import INVALID_CONTEXT, INVALID_VALUE, Calls, Handle, Refusal, as_int, call, types
+from ..world import (
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    DriverCalls,
+    Handle,
+    Refusal,
+    as_int,
+    call,
+    types,
+)
 
 
-class ContextCalls(Calls):
+class ContextCalls(DriverCalls):
     """cuInit, cuDevice*, cuCtx*."""
 
     contexts: Contexts

@@ -12,16 +12,15 @@ from typing import Any
 from ..._driver.enums import CHILD, KERNEL, MEMCPY, MEMSET
 from ..captures import Captures
 from ..execs import AUTO_FREE, DEVICE_LAUNCH, UPLOAD, Exec, Execs, NotInstantiable
-from ..graphs import Graphs, Node
-from ..nodes import Work
-from ..streams import Streams
+from ..graphs import Graphs, NodeData, Op
+from ..streams import StreamTable
 from ..structs import Structs
 from ..updates import UpdateRefused
 from ..world import (
     INVALID_VALUE,
     NOT_FOUND,
     UPDATE_FAILURE,
-    Calls,
+    DriverCalls,
     Handle,
     Refusal,
     as_int,
@@ -30,18 +29,16 @@ from ..world import (
 )
 
 _FINE = 0  # CUDA_GRAPH_INSTANTIATE_SUCCESS
-
 _TOLD = AUTO_FREE | DEVICE_LAUNCH  # the flags that an executable tells afterwards
-
 _INFO_BYTES = 24  # CUgraphExecUpdateResultInfo: an enum and two handles
 
 
-class ExecCalls(Calls):
+class ExecCalls(DriverCalls):
     """cuGraphInstantiate*, cuGraphLaunch, cuGraphExec*, cuGraphNodeSetEnabled."""
 
     execs: Execs
     graphs: Graphs
-    streams: Streams
+    streams: StreamTable
     captures: Captures
     structs: Structs
 
@@ -98,7 +95,7 @@ class ExecCalls(Calls):
 
     # ---- one node
 
-    def _change(self, executable: Handle, node: Handle, work: Work) -> None:
+    def _change(self, executable: Handle, node: Handle, work: Op) -> None:
         self.execs.change(self.execs.live.get(executable), self.graphs.nodes.get(node), work)
 
     @call()
@@ -179,7 +176,7 @@ class ExecCalls(Calls):
         executable, twin = self._switchable(hGraphExec, hNode)
         return int(twin not in executable.disabled)
 
-    def _switchable(self, handle: Handle, node: Handle) -> tuple[Exec, Node]:
+    def _switchable(self, handle: Handle, node: Handle) -> tuple[Exec, NodeData]:
         executable = self.execs.live.get(handle)
         twin = self.execs.twin(executable, self.graphs.nodes.get(node))
         if twin.work.kind not in (KERNEL, MEMCPY, MEMSET):

@@ -1,6 +1,6 @@
-"""TODO simulator.calls.function_calls.
+"""The calls of the simulated driver: modules, functions and their parameters.
 
-The hard problem: TODO
+The hard problem: a kernel with a Python body has to answer about its parameters as a compiled one does.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..kernels import SimulatedKernel, kernel_of
-from ..world import INVALID_VALUE, Calls, Handle, Refusal, as_int, call, types
+from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, as_int, call, types
 
 # ---------------------------------------------------------------- driver calls
 
 
-class FunctionCalls(Calls):
+class FunctionCalls(DriverCalls):
     """cuFunc*, cuKernel*: what can be asked of a kernel."""
 
     @call(1)

@@ -12,14 +12,25 @@ from typing import Any
 
 from ..._driver.enums import CHILD, CONDITIONAL, KERNEL, MEM_ALLOC, MEM_FREE, SWITCH, WHILE
 from ..contexts import Contexts
-from ..graphs import PLAIN, Child, Conditional, Edge, Graph, Graphs, Node, link, unlink
-from ..nodes import Empty, MemAlloc, MemFree, Work
+from ..graphs import (
+    PLAIN,
+    ChildOp,
+    ConditionalOp,
+    EdgeData,
+    GraphData,
+    Graphs,
+    NodeData,
+    Op,
+    link,
+    unlink,
+)
+from ..nodes import EmptyOp, MemAlloc, MemFree
 from ..structs import Structs, publish_bodies
 from ..world import (
     ILLEGAL_STATE,
     INVALID_VALUE,
     NOT_SUPPORTED,
-    Calls,
+    DriverCalls,
     Handle,
     Refusal,
     as_int,
@@ -29,13 +40,11 @@ from ..world import (
 )
 
 _MOVE = 1  # CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
-
 _ASSIGN_DEFAULT = 1
-
 _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
-class TemplateCalls(Calls):
+class TemplateCalls(DriverCalls):
     """cuGraph*, but for executables."""
 
     graphs: Graphs
@@ -88,14 +97,14 @@ class TemplateCalls(Calls):
 
     # ---- adding nodes
 
-    def _add(self, graph: Handle, dependencies: Any, count: int, work: Work) -> Any:
+    def _add(self, graph: Handle, dependencies: Any, count: int, work: Op) -> Any:
         target = self.graphs.live.get(graph)
         found = self.graphs.dependencies(target, dependencies, None, count)
         return self.graphs.add(target, work, found).handle
 
     @call(1)
     def cuGraphAddEmptyNode(self, hGraph: Handle, dependencies: Any, numDependencies: int) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, Empty())
+        return self._add(hGraph, dependencies, numDependencies, EmptyOp())
 
     @call(1)
     def cuGraphAddKernelNode(
@@ -157,7 +166,7 @@ class TemplateCalls(Calls):
     ) -> Any:
         target = self.graphs.live.get(hGraph)
         found = self.graphs.dependencies(target, dependencies, None, numDependencies)
-        child = Child(self.graphs.clone(self.graphs.live.get(childGraph)))
+        child = ChildOp(self.graphs.clone(self.graphs.live.get(childGraph)))
         return self.graphs.add(target, child, found).handle
 
     @call(1)
@@ -189,7 +198,7 @@ class TemplateCalls(Calls):
         found = self.graphs.dependencies(graph, dependencies, data, count)
         kind = _kind(params)
         if kind == CHILD:
-            work: Work = self._child(params.graph)
+            work: Op = self._child(params.graph)
         elif kind == CONDITIONAL:
             return self._add_conditional(graph, found, params.conditional)
         elif kind == MEM_ALLOC:
@@ -200,15 +209,15 @@ class TemplateCalls(Calls):
             work = self.structs.generic(params)
         return self.graphs.add(graph, work, found).handle
 
-    def _child(self, params: Any) -> Child:
+    def _child(self, params: Any) -> ChildOp:
         graph = self.graphs.live.get(params.graph)
         if int(getattr(params, "ownership", 0)) != _MOVE:
-            return Child(self.graphs.clone(graph))
+            return ChildOp(self.graphs.clone(graph))
         if graph.owner is not None or graph.captures or graph.holds({CONDITIONAL}):
             raise Refusal(NOT_SUPPORTED)
-        return Child(graph)
+        return ChildOp(graph)
 
-    def _add_alloc(self, graph: Graph, found: dict[Node, Edge], params: Any) -> Any:
+    def _add_alloc(self, graph: GraphData, found: dict[NodeData, EdgeData], params: Any) -> Any:
         if graph.owner is not None and not graph.is_body():
             raise Refusal(NOT_SUPPORTED)
         block = self.structs.streams.memory.reserve_for_graph(
@@ -231,7 +240,9 @@ class TemplateCalls(Calls):
         graph.root().conditionals[handle] = (defaultLaunchValue, bool(flags))
         return types.CUgraphConditionalHandle(handle)
 
-    def _add_conditional(self, graph: Graph, found: dict[Node, Edge], params: Any) -> Any:
+    def _add_conditional(
+        self, graph: GraphData, found: dict[NodeData, EdgeData], params: Any
+    ) -> Any:
         handle, choice, size = int(params.handle), int(params.type), int(params.size)
         if handle not in graph.root().conditionals or _uses_handle(graph.root(), handle):
             raise Refusal(INVALID_VALUE)
@@ -240,7 +251,7 @@ class TemplateCalls(Calls):
             raise Refusal(INVALID_VALUE)
         context = self.contexts.live.get(params.ctx)
         bodies = tuple(self.graphs.create(lent=True) for _ in range(size))
-        node = self.graphs.add(graph, Conditional(handle, choice, bodies, context.address), found)
+        node = self.graphs.add(graph, ConditionalOp(handle, choice, bodies, context.address), found)
         node.shown = publish_bodies(params, [body.address for body in bodies], context.address)
         return node.handle
 
@@ -299,9 +310,9 @@ class TemplateCalls(Calls):
     def cuGraphChildGraphNodeGetGraph(self, hNode: Handle) -> Any:
         return self._child_of(hNode).handle
 
-    def _child_of(self, handle: Handle) -> Graph:
+    def _child_of(self, handle: Handle) -> GraphData:
         work = self.graphs.nodes.get(handle).work
-        if not isinstance(work, Child):
+        if not isinstance(work, ChildOp):
             raise Refusal(INVALID_VALUE)
         return work.graph
 
@@ -318,7 +329,7 @@ class TemplateCalls(Calls):
         self._may_lose_parts(node.graph)
         self.graphs.remove(node)
 
-    def _may_lose_parts(self, graph: Graph) -> None:
+    def _may_lose_parts(self, graph: GraphData) -> None:
         if graph.holds({MEM_ALLOC, MEM_FREE}):
             raise Refusal(NOT_SUPPORTED)
 
@@ -328,7 +339,7 @@ class TemplateCalls(Calls):
     ) -> None:
         graph = self.graphs.live.get(hGraph)
         pairs = self._pairs(graph, from_, to, numDependencies)
-        edges = [Edge.read(data) for data in edgeData or [None] * numDependencies]
+        edges = [EdgeData.read(data) for data in edgeData or [None] * numDependencies]
         for (source, target), edge in zip(
             pairs, edges, strict=False
         ):  # those before a bad one stay
@@ -343,7 +354,7 @@ class TemplateCalls(Calls):
         graph = self.graphs.live.get(hGraph)
         self._may_lose_parts(graph)
         pairs = self._pairs(graph, from_, to, numDependencies)
-        edges = [data and Edge.read(data) for data in edgeData or [None] * numDependencies]
+        edges = [data and EdgeData.read(data) for data in edgeData or [None] * numDependencies]
         for (source, target), edge in zip(pairs, edges, strict=False):
             if target not in source.dependents or source.dependents[target] != (
                 edge or source.dependents[target]
@@ -352,7 +363,7 @@ class TemplateCalls(Calls):
         for source, target in pairs:
             unlink(source, target)
 
-    def _pairs(self, graph: Graph, sources: Any, targets: Any, count: int) -> list[Any]:
+    def _pairs(self, graph: GraphData, sources: Any, targets: Any, count: int) -> list[Any]:
         if count and (len(sources or ()) < count or len(targets or ()) < count):
             raise RuntimeError("List is too short for the number of dependencies given")
         return [
@@ -375,7 +386,7 @@ def _kind(params: Any) -> int:
         raise Refusal(INVALID_VALUE) from None
 
 
-def _fits(source: Node, target: Node, edge: Edge) -> bool:
+def _fits(source: NodeData, target: NodeData, edge: EdgeData) -> bool:
     """Whether an edge may have such data: programmatic ones are between kernels."""
     if edge == PLAIN:
         return True
@@ -383,9 +394,9 @@ def _fits(source: Node, target: Node, edge: Edge) -> bool:
     return edge.type == _PROGRAMMATIC and edge.from_port in (1, 2) and kernels
 
 
-def _uses_handle(graph: Graph, handle: int) -> bool:
+def _uses_handle(graph: GraphData, handle: int) -> bool:
     for node in graph.nodes:
-        if isinstance(node.work, Conditional) and node.work.handle == handle:
+        if isinstance(node.work, ConditionalOp) and node.work.handle == handle:
             return True
         if any(_uses_handle(child, handle) for child in node.work.child_graphs()):
             return True
@@ -396,7 +407,7 @@ def _padded(handles: list[Any], count: int) -> list[Any]:
     return handles + [types.CUgraphNode(0)] * (count - len(handles))
 
 
-def _nodes(nodes: Sequence[Node], count: int) -> tuple[list[Any], int]:
+def _nodes(nodes: Sequence[NodeData], count: int) -> tuple[list[Any], int]:
     """The driver's manner: without a count only the number, with one that many handles."""
     if not count:
         return [], len(nodes)
@@ -404,19 +415,19 @@ def _nodes(nodes: Sequence[Node], count: int) -> tuple[list[Any], int]:
     return _padded(shown, count), len(shown)
 
 
-def _neighbours(edges: dict[Node, Edge], count: int) -> tuple[list[Any], list[Any], int]:
+def _neighbours(edges: dict[NodeData, EdgeData], count: int) -> tuple[list[Any], list[Any], int]:
     handles, number = _nodes(list(edges), count)
     return handles, [edge.struct() for edge in list(edges.values())[:count]], number
 
 
-def dot_text(graph: Graph) -> str:
+def dot_text(graph: GraphData) -> str:
     """A graph, with the graphs inside it, in Graphviz's language."""
     lines = ["digraph dot {"]
     _dot_graph(graph, lines)
     return "\n".join([*lines, "}", ""])
 
 
-def _dot_graph(graph: Graph, lines: list[str]) -> None:
+def _dot_graph(graph: GraphData, lines: list[str]) -> None:
     prefix = f"graph_{graph.identity}_node_"
     lines.append(f"subgraph cluster_{graph.identity} {{")
     lines.append(f'label="graph_{graph.identity}" graph[style="dashed"];')

@@ -13,17 +13,17 @@ from ..._driver.enums import DEVICE_MEMORY, HOST_MEMORY, PRIORITY, UNIFIED_MEMOR
 from ..captures import Captures
 from ..contexts import Contexts
 from ..kernels import Dim
-from ..nodes import BatchMemOp, Host, Kernel, Memcpy, MemoryOperation, Memset, Place
+from ..nodes import BatchMemOp, CopyEnd, Host, KernelOp, Memcpy, Memset, WordOperation
 from ..stream_state import Stream
-from ..streams import Streams
+from ..streams import StreamTable
 from ..structs import OutsideLimits, Structs, attribute_bytes
-from ..world import INVALID_VALUE, Calls, Handle, Refusal, address_of, as_int, call
+from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, address_of, as_int, call
 
 
-class LaunchCalls(Calls):
+class LaunchCalls(DriverCalls):
     """cuLaunchKernel*, cuLaunchHostFunc, cuMemcpy*, cuMemset*, and one stream memory operation."""
 
-    streams: Streams
+    streams: StreamTable
     structs: Structs
     contexts: Contexts
     captures: Captures
@@ -68,7 +68,7 @@ class LaunchCalls(Calls):
         arguments: Any,
         extra: Any,
         attributes: tuple[tuple[int, bytes], ...],
-    ) -> Kernel:
+    ) -> KernelOp:
         context = stream.context.address
         try:
             return self.structs.launch(
@@ -107,7 +107,7 @@ class LaunchCalls(Calls):
     # ---- copies
 
     def _copy(
-        self, stream: Stream, destination: Place, source: Place, size: int, context: int = 0
+        self, stream: Stream, destination: CopyEnd, source: CopyEnd, size: int, context: int = 0
     ) -> None:
         if size < 0 or (size and not (destination.address and source.address)):
             raise Refusal(INVALID_VALUE)
@@ -198,7 +198,7 @@ class LaunchCalls(Calls):
         target, address = self.streams.usable(stream), as_int(addr)
         if address % 8:
             raise Refusal(INVALID_VALUE)
-        word = MemoryOperation(WRITE_64, address, int(value), int(flags))
+        word = WordOperation(WRITE_64, address, int(value), int(flags))
         self.streams.submit(target, BatchMemOp((word,), target.context.address))
 
     @call()
@@ -226,16 +226,16 @@ class LaunchCalls(Calls):
         self._fill(self._synchronous(), dstDevice, ui, 4, N)
 
 
-def _unified(address: Handle) -> Place:
-    return Place(UNIFIED_MEMORY, as_int(address))
+def _unified(address: Handle) -> CopyEnd:
+    return CopyEnd(UNIFIED_MEMORY, as_int(address))
 
 
-def _device(address: Handle) -> Place:
-    return Place(DEVICE_MEMORY, as_int(address))
+def _device(address: Handle) -> CopyEnd:
+    return CopyEnd(DEVICE_MEMORY, as_int(address))
 
 
-def _host(address: Any) -> Place:
-    return Place(HOST_MEMORY, address_of(address))
+def _host(address: Any) -> CopyEnd:
+    return CopyEnd(HOST_MEMORY, address_of(address))
 
 
 def _attributes_of(stream_priority: int) -> tuple[tuple[int, bytes], ...]:

@@ -1,6 +1,6 @@
-"""TODO simulator.calls.memory_calls.
+"""The calls of the simulated driver: allocations, copies and questions about addresses.
 
-The hard problem: TODO
+The hard problem: eager copies run at once, but not while they would harm a capture.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..contexts import TOTAL_MEMORY, Contexts
-from ..memory import DEVICE, HOST, Allocation, Memory
+from ..memory import DEVICE, HOST, MemoryBlock, SimulatedMemory
 from ..world import (
     INVALID_VALUE,
     NOT_FOUND,
-    Calls,
+    DriverCalls,
     Handle,
     Refusal,
     address_of,
@@ -23,16 +23,16 @@ from ..world import (
 
 if TYPE_CHECKING:
     from ..captures import Captures
-    from ..streams import Streams
+    from ..streams import StreamTable
 
 
-class MemoryCalls(Calls):
+class MemoryCalls(DriverCalls):
     """cuMemAlloc and its kin, cuPointerGetAttribute."""
 
-    memory: Memory
+    memory: SimulatedMemory
     contexts: Contexts
     captures: Captures
-    streams: Streams
+    streams: StreamTable
 
     @call(1)
     def cuMemAlloc(self, bytesize: int) -> Any:
@@ -92,14 +92,14 @@ class MemoryCalls(Calls):
         block = self._live_block(as_int(ptr), INVALID_VALUE)
         return _pointer_attribute(block, int(attribute), as_int(ptr))
 
-    def _live_block(self, address: int, otherwise: int) -> Allocation:
+    def _live_block(self, address: int, otherwise: int) -> MemoryBlock:
         block = self.memory.block_at(address)
         if block is None or block.released_by:
             raise Refusal(otherwise)
         return block
 
 
-def _pointer_attribute(block: Allocation, attribute: int, address: int) -> Any:
+def _pointer_attribute(block: MemoryBlock, attribute: int, address: int) -> Any:
     if attribute == 1:
         return block.context.handle
     if attribute == 2:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from ..._driver.enums import CLUSTER, PRIORITY, PROGRAMMATIC
-from ..graphs import Child, Conditional, Graphs, Node
-from ..nodes import BatchMemOp, Empty, Host, Kernel, MemAlloc, Memcpy, MemFree, Memset, Work
+from ..graphs import ChildOp, ConditionalOp, Graphs, NodeData, Op
+from ..nodes import BatchMemOp, EmptyOp, Host, KernelOp, MemAlloc, Memcpy, MemFree, Memset
 from ..stream_state import RecordEvent, WaitEvent
 from ..streams import GREATEST_PRIORITY, LEAST_PRIORITY
 from ..structs import (
@@ -31,17 +31,17 @@ from ..world import (
     INVALID_CLUSTER_SIZE,
     INVALID_VALUE,
     NOT_SUPPORTED,
-    Calls,
+    DriverCalls,
     Handle,
     Refusal,
     call,
     types,
 )
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=Op)
 
 
-class ParameterCalls(Calls):
+class ParameterCalls(DriverCalls):
     """cuGraph*NodeGetParams, cuGraph*NodeSetParams, cuGraphKernelNode*Attribute*."""
 
     graphs: Graphs
@@ -55,18 +55,18 @@ class ParameterCalls(Calls):
             raise Refusal(INVALID_VALUE)
         return work
 
-    def _set(self, handle: Handle, work: Work) -> None:
+    def _set(self, handle: Handle, work: Op) -> None:
         node = self.graphs.nodes.get(handle)
         if node.work.kind != work.kind:
             raise Refusal(INVALID_VALUE)
-        if isinstance(work, Kernel) and isinstance(node.work, Kernel):
+        if isinstance(work, KernelOp) and isinstance(node.work, KernelOp):
             work = work.with_attributes(node.work.attributes)
             _check_cluster(work, attribute_struct(work.attribute(CLUSTER) or b""))
         node.replace(work)
 
     @call(1)
     def cuGraphKernelNodeGetParams(self, hNode: Handle) -> Any:
-        work = self._work(hNode, Kernel)
+        work = self._work(hNode, KernelOp)
         return kernel_struct(work, _shown(self.graphs.nodes.get(hNode), work))
 
     @call()
@@ -157,7 +157,7 @@ class ParameterCalls(Calls):
 
     @call(1)
     def cuGraphKernelNodeGetAttribute(self, hNode: Handle, attr: int) -> Any:
-        work = self._work(hNode, Kernel)
+        work = self._work(hNode, KernelOp)
         if int(attr) == PROGRAMMATIC:  # it has become edges
             raise Refusal(INVALID_VALUE)
         raw = work.attribute(int(attr))
@@ -165,11 +165,11 @@ class ParameterCalls(Calls):
 
     @call()
     def cuGraphKernelNodeSetAttribute(self, hNode: Handle, attr: int, value: Any) -> None:
-        work = self._work(hNode, Kernel)
+        work = self._work(hNode, KernelOp)
         changed = dict(work.attributes) | {int(attr): self._attribute(work, int(attr), value)}
         self.graphs.nodes.get(hNode).replace(work.with_attributes(tuple(changed.items())))
 
-    def _attribute(self, work: Kernel, identity: int, value: Any) -> bytes:
+    def _attribute(self, work: KernelOp, identity: int, value: Any) -> bytes:
         if identity == PRIORITY:
             value.priority = max(GREATEST_PRIORITY, min(LEAST_PRIORITY, value.priority))
         if identity == CLUSTER:
@@ -178,31 +178,31 @@ class ParameterCalls(Calls):
 
     @call()
     def cuGraphKernelNodeCopyAttributes(self, dst: Handle, src: Handle) -> None:
-        attributes = self._work(src, Kernel).attributes
-        work = self._work(dst, Kernel)
+        attributes = self._work(src, KernelOp).attributes
+        work = self._work(dst, KernelOp)
         self.graphs.nodes.get(dst).replace(work.with_attributes(attributes))
 
 
 # ---------------------------------------------------------------- helpers
 
 
-def _check_cluster(work: Kernel, value: Any) -> None:
+def _check_cluster(work: KernelOp, value: Any) -> None:
     cluster = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
     if any(blocks % size for blocks, size in zip(work.grid, cluster, strict=True) if size):
         raise Refusal(INVALID_CLUSTER_SIZE)
 
 
-def _shown(node: Node, work: Kernel) -> Any:
+def _shown(node: NodeData, work: KernelOp) -> Any:
     if node.shown is None:
         node.shown = show(work)
     return node.shown
 
 
-def _generic_struct(node: Node) -> Any:
+def _generic_struct(node: NodeData) -> Any:
     params = types.CUgraphNodeParams()
     params.type = types.CUgraphNodeType(node.work.kind)
     work = node.work
-    if isinstance(work, Kernel):
+    if isinstance(work, KernelOp):
         fill_kernel(params.kernel, work, _shown(node, work))
     elif isinstance(work, Memcpy):
         fill_memcpy(params.memcpy.copyParams, work)
@@ -218,16 +218,16 @@ def _generic_struct(node: Node) -> Any:
         params.eventWait.event = work.event.handle
     elif isinstance(work, BatchMemOp):
         node.shown = publish_operations(params.memOp, work)
-    elif isinstance(work, Child):
+    elif isinstance(work, ChildOp):
         params.graph.graph = work.graph.handle
-    elif isinstance(work, Conditional):
+    elif isinstance(work, ConditionalOp):
         _fill_conditional(params.conditional, node, work)
-    elif not isinstance(work, Empty):
+    elif not isinstance(work, EmptyOp):
         raise Refusal(NOT_SUPPORTED)
     return params
 
 
-def _fill_conditional(params: Any, node: Node, work: Conditional) -> None:
+def _fill_conditional(params: Any, node: NodeData, work: ConditionalOp) -> None:
     params.handle = types.CUgraphConditionalHandle(work.handle)
     params.type = types.CUgraphConditionalNodeType(work.choice)
     params.size = len(work.bodies)

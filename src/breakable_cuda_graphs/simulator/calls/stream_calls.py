@@ -1,6 +1,7 @@
-"""TODO simulator.calls.stream_calls.
+"""The calls of the simulated driver: cuStream* and cuEvent*, but for the calls about captures.
 
-The hard problem: TODO
+The hard problem: an event stands for work that has been done or for nodes of a capture, and each call
+has to ask which.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ..streams import (
     LEGACY,
     PER_THREAD,
     UNSUPPORTED,
-    Streams,
+    StreamTable,
 )
 from ..world import (
     CONTEXT_IS_DESTROYED,
     ILLEGAL_STATE,
     INVALID_HANDLE,
     INVALID_VALUE,
-    Calls,
+    DriverCalls,
     Handle,
     Refusal,
     as_int,
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from ..captures import Captures
 
 
-class StreamCalls(Calls):
+class StreamCalls(DriverCalls):
     """cuStream* and cuEvent*, but for the calls about captures."""
 
-    streams: Streams
+    streams: StreamTable
     contexts: Contexts
     captures: Captures
 

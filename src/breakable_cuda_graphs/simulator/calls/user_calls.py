@@ -1,6 +1,7 @@
-"""TODO simulator.calls.user_calls.
+"""The calls of the simulated driver: user objects that graphs keep alive.
 
-The hard problem: TODO
+The hard problem: a reference can be moved, shared by clones and released in any order, and each count
+has to come out even.
 """
 
 from __future__ import annotations
@@ -8,18 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..users import UserObjects
-from ..world import INVALID_VALUE, Calls, Handle, Refusal, address_of, as_int, call, types
+from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, address_of, as_int, call, types
 
 if TYPE_CHECKING:
     from ..graphs import Graphs
 
-
 _NO_DESTRUCTOR_SYNC = 1
-
 _MOVE = 1
 
 
-class UserObjectCalls(Calls):
+class UserObjectCalls(DriverCalls):
     """cuUserObject*, cuGraphRetainUserObject, cuGraphReleaseUserObject."""
 
     users: UserObjects
