@@ -69,35 +69,35 @@ MUTATIONS = (
     Mutation(
         "remains do not wait for the last replay", "sequence/state.py",
         "            self._mark.wait()\n", "            pass\n",
-        "tests/test_sequence.py",
+        "tests/replay/test_sequence.py",
     ),
     # ---- joins and orders
     Mutation(
         "no join at the beginning of a block", "capture/block.py",
         "                join(self.driver, self.stream, self._ambient)\n", "",
-        "tests/test_streams.py tests/test_capture.py",
+        "tests/frameworks/test_streams.py tests/capture/test_block.py",
     ),
     Mutation(
         "no join at the end of a block", "capture/block.py",
         "            join(self.driver, self._ambient, self.stream)\n", "",
-        "tests/test_streams.py tests/test_capture.py",
+        "tests/frameworks/test_streams.py tests/capture/test_block.py",
     ),
     Mutation(
         "a replay on another stream is not ordered", "replay/sequence.py",
         "        mark.order_after(handle, stream)\n        try:\n", "        try:\n",
-        "tests/test_sequence.py tests/test_streams.py",
+        "tests/replay/test_sequence.py tests/frameworks/test_streams.py",
     ),
     Mutation(
         "a replay that a break ends leaves no mark", "replay/sequence.py",
         "            with contextlib.suppress(CUDAError):  # the break's own error is the one to see\n"
         "                mark.record(handle, stream)\n",
         "",
-        "tests/test_sequence.py tests/test_streams.py",
+        "tests/replay/test_sequence.py tests/frameworks/test_streams.py",
     ),
     Mutation(
         "joined segments are not in order", "sequence/plan.py",
         "            after = nodes[-1:]\n", "            after = nodes[:0]\n",
-        "tests/test_sequence.py tests/test_segments.py",
+        "tests/replay/test_sequence.py tests/sequence/test_segments.py",
     ),
     Mutation(
         "a break runs before its segment", "sequence/plan.py",
@@ -105,13 +105,13 @@ MUTATIONS = (
         "            executable = self.steps.pop()[0]\n",
         "        if self.steps and self.steps[-1][1] is None:\n"
         "            self.steps.insert(len(self.steps) - 1, (None, call))\n            return\n",
-        "tests/test_sequence.py tests/test_breaks.py",
+        "tests/replay/test_sequence.py tests/capture/test_breaks.py",
     ),
     # ---- what is not put back
     Mutation(
         "the current stream is not restored", "frameworks/raw.py",
         "        self._changes.undo()\n", "        pass\n",
-        "tests/test_capture.py tests/test_failures.py",
+        "tests/capture/test_block.py tests/capture/test_failures.py",
     ),
     Mutation(
         "a block of a thread that has ended is left open", "_driver/unfinished.py",
@@ -131,63 +131,63 @@ MUTATIONS = (
     Mutation(
         "the allocator's books are left open", "frameworks/pytorch/capture.py",
         "        finally:\n            self._closed()\n", "        finally:\n            pass\n",
-        "tests/frameworks/test_books.py",
+        "tests/frameworks/test_pytorch_capture.py",
     ),
     Mutation(
         "what a failed block watched is not forgotten", "capture/block.py",
         "            self.sequence._memory.back_to(self._memory_mark)\n", "",
-        "tests/test_liveness.py tests/test_failures.py",
+        "tests/sequence/test_memory.py tests/capture/test_failures.py",
     ),
     Mutation(
         "a failed rebind is not taken back", "sequence/rebinding/rebind.py",
         "                edit.undo()\n", "                pass\n",
-        "tests/test_rebind.py",
+        "tests/sequence/rebinding/test_rebind.py",
     ),
     Mutation(
         "edits are lost when segments are joined anew", "sequence/plan.py",
         "        segment._reapply(seat)  # what was edited in the executable that runs it until now\n", "",
-        "tests/test_segments.py",
+        "tests/sequence/test_segments.py",
     ),
     # ---- flags and refusals
     Mutation(
         "memory that dies in a break goes unnoticed", "replay/sequence.py",
         "                    if memory.stale is not None:\n", "                    if False:\n",
-        "tests/test_liveness.py tests/test_sequence.py",
+        "tests/sequence/test_memory.py tests/replay/test_sequence.py",
     ),
     Mutation(
         "memory that died goes unnoticed", "replay/sequence.py",
         " or self._memory.stale is not None:\n            self._refuse", ":\n            self._refuse",
-        "tests/test_liveness.py",
+        "tests/sequence/test_memory.py",
     ),
     Mutation(
         "a swallowed error does not poison the block", "capture/block.py",
         "        if self.poison is not None:\n", "        if False:\n",
-        "tests/test_failures.py",
+        "tests/capture/test_failures.py",
     ),
     Mutation(
         "a half-made sequence can be replayed", "sequence/state.py",
         "        if self._has_failed:\n            raise errors.replay_after_failure()\n", "",
-        "tests/test_failures.py",
+        "tests/capture/test_failures.py",
     ),
     Mutation(
         "a break may replay its own sequence", "replay/sequence.py",
         "        if self._turn._is_owned():", "        if False:",
-        "tests/test_sequence.py tests/test_breaks.py",
+        "tests/replay/test_sequence.py tests/capture/test_breaks.py",
     ),
     Mutation(
         "a static result of another shape is copied", "sequence/static_results.py",
         "        if not is_plain or known.kind(leaf) != place.kind:\n", "        if False:\n",
-        "tests/test_results.py",
+        "tests/sequence/test_static_results.py",
     ),
     Mutation(
         "a break runs under the modes of the caller", "replay/sequence.py",
         "            and (not plan.has_breaks or plan.modes == plan.framework.modes())\n", "",
-        "tests/test_breaks.py tests/test_sequence.py tests/frameworks/test_modes.py",
+        "tests/capture/test_breaks.py tests/replay/test_sequence.py tests/frameworks/test_modes.py",
     ),
     Mutation(
         "a stream that does not answer counts as idle", "_driver/stream_capture.py",
         '    raise driver.error("cuStreamIsCapturing", code)\n', "    return Status.NONE\n",
-        "tests/_driver/test_capturing.py",
+        "tests/_driver/test_stream_capture.py",
     ),
 )  # fmt: skip
 

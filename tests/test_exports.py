@@ -13,6 +13,7 @@ import pytest
 
 import breakable_cuda_graphs
 from breakable_cuda_graphs import errors
+from breakable_cuda_graphs.sequence.state import SequenceState
 
 PUBLIC = [
     "BreakableCUDAGraph",
@@ -81,7 +82,10 @@ def shown() -> Iterator[tuple[str, object]]:
             thing = getattr(module, name)
             yield f"{module.__name__}.{name}", thing
             if inspect.isclass(thing):
-                for inner, value in vars(thing).items():
+                members = dict(vars(thing))
+                if issubclass(thing, SequenceState):  # the half of a sequence that others share
+                    members |= vars(SequenceState)
+                for inner, value in members.items():
                     function = value.fget if isinstance(value, property) else value
                     function = getattr(function, "__func__", function)
                     if not inner.startswith("_") and callable(function):

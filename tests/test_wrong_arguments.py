@@ -1,7 +1,7 @@
 """A wrong argument is refused by its name, before anything is changed, and is never taken for another.
 
 One row a mistake that a reader of the reference may make; messages of values that do not fit a node are
-in `test_graph.py` and `test_graph_exec.py`.
+in `test_graph.py` and `test_exec.py`.
 """
 
 from __future__ import annotations

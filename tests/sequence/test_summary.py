@@ -55,7 +55,7 @@ def test_it_says_when_and_where_it_was_captured_and_of_what_it_consists(device: 
     after = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     assert f"Captured {before}" in page or f"Captured {after}" in page
     assert "by simulated torch" in page
-    assert "test_explain_sequence.py" in page
+    assert "test_summary.py" in page
     assert "3 graph segments, 2 empty and not launched; 2 breaks, 1 of them force_no_graph." in page
 
 

@@ -95,7 +95,7 @@ def test_a_sequence_is_drawn_with_its_breaks(device: Any) -> None:
         y.add_(1)
     (line,) = [line for line in str(seq).splitlines() if line.startswith("1: break")]
     assert "[limits]" in line
-    assert "test_pictures.py:" in line, "where it was called"
+    assert "test_svg.py:" in line, "where it was called"
     shown = texts(seq._repr_svg_())
     assert shown[:3] == ["0: graph", "aten::mul.Tensor", "1 block of 1"]
     assert shown[3] == "[limits]"

@@ -37,7 +37,7 @@ def test_a_freed_input_of_a_segment_is_refused_with_where_it_was_read(device):
         seq.replay()
     assert "float32 [2, 3] on cpu" in info.value.tensor
     assert "segment 0" in info.value.role
-    assert "test_liveness.py" in str(info.value) or "helping.py" in str(info.value)
+    assert "test_memory.py" in str(info.value) or "helping.py" in str(info.value)
     assert "keep_inputs=True" in str(info.value)
     assert y.tolist() == [[2] * 3] * 2
 
