@@ -53,7 +53,7 @@ MUTATIONS = (
     ),
     Mutation(
         "releases run in an unrelaxed thread", "_driver/release.py",
-        "_RELAXED = 2", "_RELAXED = 0",
+        "CUstreamCaptureMode(RELAXED)", "CUstreamCaptureMode(0)",
         "tests/_driver/test_release.py",
     ),
     Mutation(

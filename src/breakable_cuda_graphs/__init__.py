@@ -61,7 +61,9 @@ __all__ = [
 ]
 
 
-def _simulated() -> bindings.Driver:
+def _simulated() -> bindings.Driver | None:
+    if not bindings.is_simulator_wanted():
+        return None
     from .simulator import new_driver  # only where the environment asks for it
 
     return new_driver()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -32,7 +31,7 @@ _COUNT = 64
 def main(*, simulated: bool = False, neutral: bool = False) -> int:
     """Run the demo that fits this machine, print what it does, return 0 if every result is right."""
     torch = None if neutral else imported_torch()
-    simulated = simulated or os.environ.get(bindings.SIMULATOR_VARIABLE, "") not in ("", "0")
+    simulated = simulated or bindings.is_simulator_wanted()
     if torch is None:
         return _neutral_demo(simulated, "--neutral" if neutral else "torch is not installed")
     if not simulated and torch.cuda.is_available():

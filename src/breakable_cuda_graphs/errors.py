@@ -1,4 +1,4 @@
-"""Every exception of this library, and the one place where its texts are written.
+"""The tree of exceptions, and what every room says in the same words.
 
 The hard problem: a failed capture surfaces far from its cause, so each error has to carry the
 segment, the function or the tensor that it speaks of, and say what to do about it.
@@ -13,8 +13,8 @@ segment, the function or the tensor that it speaks of, and say what to do about 
     |   +-- StaleInputError   memory that a replay would read is gone  .tensor .role
     +-- ProcessError          a handle was carried over a fork
 
-Modules raise what the functions below build; they write no texts of their own. This file imports
-nothing of the package, so every floor may use it.
+The texts that one room alone raises are in that room's `errors.py`; other files write none. This file
+imports nothing of the package, so every room may use it.
 """
 
 from __future__ import annotations

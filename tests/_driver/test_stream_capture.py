@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from breakable_cuda_graphs import CUDAError
-from breakable_cuda_graphs._driver import bindings, stream_capture
+from breakable_cuda_graphs._driver import bindings, enums, stream_capture
 from breakable_cuda_graphs._driver.stream_capture import Status
 from helping import in_thread, wait
 
@@ -32,7 +32,7 @@ def test_an_invalidated_capture_answers_901(driver, stream):
     stream_capture.begin(driver, stream, "global")
     driver.module.cuStreamSynchronize(stream)
     assert stream_capture.status(driver, stream) is Status.INVALIDATED
-    assert stream_capture.end(driver, stream) == (stream_capture.INVALIDATED, None, True)
+    assert stream_capture.end(driver, stream) == (enums.CAPTURE_INVALIDATED, None, True)
     assert stream_capture.status(driver, stream) is Status.NONE
 
 
@@ -41,7 +41,7 @@ def test_unjoined_work_answers_904(driver, stream):
     stream_capture.begin(driver, stream, "relaxed")
     wait(side, stream)
     driver.cuMemsetD32Async(address, 1, 1, side)
-    assert stream_capture.end(driver, stream) == (stream_capture.UNJOINED, None, True)
+    assert stream_capture.end(driver, stream) == (enums.CAPTURE_UNJOINED, None, True)
     driver.cuMemFree(address)
     driver.cuStreamDestroy(side)
 
@@ -92,7 +92,7 @@ def test_only_the_answer_of_the_legacy_stream_means_no_capture(driver, stream, m
     stream_capture.discard(driver, stream)  # nothing is left to end
     assert stream_capture.status(driver, stream) is Status.NONE
     stream_capture.begin(driver, blocking, "global")  # one that the legacy stream waits for
-    assert int(driver.module.cuStreamIsCapturing(legacy)[0]) == stream_capture.IMPLICIT
+    assert int(driver.module.cuStreamIsCapturing(legacy)[0]) == enums.CAPTURE_IMPLICIT
     assert stream_capture.status(driver, legacy) is Status.NONE
     stream_capture.discard(driver, blocking)
     driver.cuStreamDestroy(blocking)

@@ -23,17 +23,14 @@ from cuda.bindings import driver as types
 
 from ..errors import CUDAError
 from . import errors, process
+from .enums import INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS
 
 __all__ = ["CaptureInfo", "Driver", "binding_version", "current", "types", "use"]
 
 SIMULATOR_VARIABLE = "BREAKABLE_CUDA_GRAPHS_SIMULATOR"
 
-_SUCCESS = 0
-
-#: INVALID_VALUE, NOT_FOUND and NOT_SUPPORTED: what asking for an attribute or an address that a thing
-#: does not have is answered with.
-INVALID_VALUE = 1
-_NO_SUCH_THING = (INVALID_VALUE, 500, 801)
+#: What asking for an attribute or an address that a thing does not have is answered with.
+_NO_SUCH_THING = (INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED)
 
 #: How many nodes to ask for at first: small graphs are read in one call instead of two.
 _GUESS = 4
@@ -144,7 +141,7 @@ class Driver:
             result = types.CUresult(number)
             name = str(result.name)
             status, text = self.module.cuGetErrorString(result)
-            if int(status) == _SUCCESS and text:
+            if int(status) == SUCCESS and text:
                 sentence = text.decode()
         except ValueError:  # a code that these bindings do not know
             pass
@@ -233,8 +230,13 @@ class Driver:
 
 # ---------------------------------------------------------------- which driver is in use
 
-#: Makes the driver that `SIMULATOR_VARIABLE` asks for; set by the package, whose rooms know of one.
-substitute: Callable[[], Driver] | None = None
+
+def _no_substitute() -> Driver | None:
+    return None
+
+
+#: Makes what stands in for the real driver, or nothing; set by the package, some room of which has one.
+substitute: Callable[[], Driver | None] = _no_substitute
 
 _current: Driver | None = None
 _lock = threading.Lock()
@@ -266,9 +268,15 @@ def use(driver: Driver | None) -> Driver | None:
     return previous
 
 
+def is_simulator_wanted() -> bool:
+    """Whether the environment asks for the simulated driver."""
+    return os.environ.get(SIMULATOR_VARIABLE, "") not in ("", "0")
+
+
 def _first_driver() -> Driver:
-    if substitute is not None and os.environ.get(SIMULATOR_VARIABLE, "") not in ("", "0"):
-        return substitute()
+    stand_in = substitute()
+    if stand_in is not None:
+        return stand_in
     if process.driver_lost_in_fork():
         raise errors.driver_lost_in_fork()
     try:

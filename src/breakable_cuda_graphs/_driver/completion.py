@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import bindings
+from .enums import CONTEXT_IS_DESTROYED, NOT_READY
 from .handles import EventHandle
-
-_NOT_READY, _CONTEXT_IS_DESTROYED = 600, 709
 
 #: Things that `hold` keeps before it waits.
 _MOST_HELD = 256
@@ -73,7 +72,7 @@ class CompletionMark:
             return True
         with contextlib.suppress(Exception):  # no answer: as if it still ran
             (code,) = self.driver.module.cuEventQuery(self._event.value)
-            return int(code) != _NOT_READY
+            return int(code) != NOT_READY
         return False
 
     def hold(self, things: Sequence[object]) -> None:
@@ -94,7 +93,7 @@ class CompletionMark:
         if not self._event.closed:
             with contextlib.suppress(Exception):  # no answer: what was known before
                 (code,) = self.driver.module.cuEventQuery(self._event.value)
-                self._lost = int(code) == _CONTEXT_IS_DESTROYED
+                self._lost = int(code) == CONTEXT_IS_DESTROYED
         return self._lost
 
     def close(self) -> None:

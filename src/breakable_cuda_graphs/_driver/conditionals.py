@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import bindings, nvrtc
-from .enums import IF, SWITCH
+from .enums import ASSIGN_DEFAULT, IF, SWITCH
 from .node_params import Conditional, Kernel
 
 __all__ = [
@@ -37,8 +37,6 @@ types = bindings.types
 
 #: Two bodies in one IF node are right from this driver on.
 _TWO_BODIES = 13000
-
-_ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
 
 _SOURCE = """
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
@@ -120,13 +118,7 @@ def setter(driver: bindings.Driver, parts: Parts, scalar: Scalar, context: int) 
         return _launch(driver, CHOICE, values, context)
     opposite = others[0] if others else 0
     values = struct.pack(
-        "<QQQQii",
-        first,
-        opposite,
-        scalar.address,
-        scalar.truth_mask,
-        scalar.size,
-        1 if others else 0,
+        "<QQQQii", first, opposite, scalar.address, scalar.truth_mask, scalar.size, bool(others)
     )
     return _launch(driver, CONDITION, values, context)
 
@@ -192,14 +184,8 @@ def new_handles(driver: bindings.Driver, graph: Any, context: int, choice: int, 
     """The handles for a conditional with `size` bodies in a graph (its root, if it is a body)."""
     split = choice == IF and size == 2 and driver.version < _TWO_BODIES
     sizes = (1, 1) if split else (size,)
-    handles = tuple(
-        int(
-            driver.cuGraphConditionalHandleCreate(
-                graph, types.CUcontext(context), 0, _ASSIGN_DEFAULT
-            )
-        )
-        for _ in sizes
-    )
+    create, where = driver.cuGraphConditionalHandleCreate, (graph, types.CUcontext(context))
+    handles = tuple(int(create(*where, 0, ASSIGN_DEFAULT)) for _ in sizes)
     return Parts(choice, handles, sizes)
 
 

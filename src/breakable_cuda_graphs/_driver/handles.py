@@ -18,12 +18,10 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from . import bindings, errors, process, release
+from .enums import AUTO_FREE, DISABLE_TIMING, NON_BLOCKING, USE_NODE_PRIORITY
 
-_NON_BLOCKING = 1
-_DISABLE_TIMING = 2
-
-#: AUTO_FREE_ON_LAUNCH | USE_NODE_PRIORITY: what torch instantiates with, and what we do too.
-INSTANTIATE_FLAGS = 1 | 8
+#: What torch instantiates with, and what we do too.
+INSTANTIATE_FLAGS = AUTO_FREE | USE_NODE_PRIORITY
 
 
 class Owner:
@@ -39,6 +37,8 @@ class Owner:
 
     #: the driver's function that destroys the handle, and what users call such a thing
     _destroy, _what = "", ""
+    #: the driver's function that makes one out of nothing but flags
+    _create, _flags = "", 0
 
     def __init__(
         self,
@@ -53,6 +53,11 @@ class Owner:
         owners = driver.owners
         if owners is not None:
             owners.add(self)
+
+    @classmethod
+    def create(cls, driver: bindings.Driver) -> Self:
+        """The owner of a new one, for the kinds that are made of nothing."""
+        return cls.make(driver, cls._create, cls._flags)
 
     @classmethod
     def make(
@@ -144,10 +149,7 @@ class StreamHandle(Owner):
 
     __slots__ = ()
     _destroy, _what = "cuStreamDestroy", "stream"
-
-    @classmethod
-    def create(cls, driver: bindings.Driver) -> StreamHandle:
-        return cls.make(driver, "cuStreamCreate", _NON_BLOCKING)
+    _create, _flags = "cuStreamCreate", NON_BLOCKING
 
 
 class EventHandle(Owner):
@@ -155,10 +157,7 @@ class EventHandle(Owner):
 
     __slots__ = ()
     _destroy, _what = "cuEventDestroy", "event"
-
-    @classmethod
-    def create(cls, driver: bindings.Driver) -> EventHandle:
-        return cls.make(driver, "cuEventCreate", _DISABLE_TIMING)
+    _create, _flags = "cuEventCreate", DISABLE_TIMING
 
 
 class GraphHandle(Owner):
@@ -166,10 +165,7 @@ class GraphHandle(Owner):
 
     __slots__ = ()
     _destroy, _what = "cuGraphDestroy", "graph"
-
-    @classmethod
-    def create(cls, driver: bindings.Driver) -> GraphHandle:
-        return cls.make(driver, "cuGraphCreate", 0)
+    _create = "cuGraphCreate"
 
 
 class GraphView:

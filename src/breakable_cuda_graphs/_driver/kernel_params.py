@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from . import bindings
-from .enums import KERNEL
+from .enums import INVALID_VALUE, KERNEL, PARAM_BUFFER, PARAM_END, PARAM_SIZE
 
 #: Bytes of an argument that is filled as a whole: pointers and numbers, or an array of a few of them.
 SMALL = 64
 
-_PACKED_END, _PACKED_POINTER, _PACKED_SIZE = 0, 1, 2
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -108,7 +107,7 @@ class KernelReader:
                 ctypes.string_at(address, size) if address else bytes(size)
                 for address, (_, size) in zip(addresses, parameters, strict=True)
             ]
-        packed = _packed_buffer(int(params.extra or 0))
+        packed = packed_buffer(int(params.extra or 0))
         return [packed[offset : offset + size] for offset, size in parameters]
 
     def words_of(self, node: Any) -> list[int] | None:
@@ -154,7 +153,7 @@ def _read_layout(driver: bindings.Driver, function: Any) -> Layout:
     info, parameters = driver.raw(call), list[tuple[int, int]]()
     while True:
         code, offset, size = info(function, len(parameters))
-        if int(code) == bindings.INVALID_VALUE:  # there are no more
+        if int(code) == INVALID_VALUE:  # there are no more
             break
         if code:
             raise driver.error(call, code)
@@ -162,17 +161,17 @@ def _read_layout(driver: bindings.Driver, function: Any) -> Layout:
     return Layout(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters))
 
 
-def _packed_buffer(extra: int) -> bytes:
+def packed_buffer(extra: int) -> bytes:
     """The buffer of CU_LAUNCH_PARAM_BUFFER_POINTER / _SIZE pairs, or nothing."""
     buffer, size, at = 0, 0, extra
     while at:
         key = ctypes.c_size_t.from_address(at).value
-        if key == _PACKED_END:
+        if key == PARAM_END:
             break
         value = ctypes.c_size_t.from_address(at + _POINTER).value
-        if key == _PACKED_POINTER:
+        if key == PARAM_BUFFER:
             buffer = value
-        elif key == _PACKED_SIZE:
+        elif key == PARAM_SIZE:
             size = ctypes.c_size_t.from_address(value).value
         at += 2 * _POINTER
     return ctypes.string_at(buffer, size) if buffer and size else b""

@@ -11,11 +11,12 @@ what was noted when they were made, and comes in as `known`.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from . import bindings, enums, kernel_params, survey
+from . import bindings, kernel_params
 from .demangle import demangled
 from .enums import (
     ARRAY_MEMORY,
@@ -123,10 +124,14 @@ class End:
     pitch: int = 0
     height: int = 0
 
+    def row(self, y: int = 0, z: int = 0) -> int:
+        """The address of a row's first byte."""
+        return self.address + self.x + (self.y + y + (self.z + z) * self.height) * self.pitch
+
     @property
     def start(self) -> int:
         """The address of the first byte."""
-        return self.address + self.x + (self.y + self.z * self.height) * self.pitch
+        return self.row()
 
 
 @dataclass(frozen=True)
@@ -388,8 +393,7 @@ class Reader:
 
     def batch(self, node: Any) -> Batch:
         params = self.driver.cuGraphBatchMemOpNodeGetParams(node)
-        operations = (MemoryOperation(*each) for each in survey.batch_operations(params))
-        return Batch(tuple(operations), int(params.ctx))
+        return Batch(tuple(batch_operations(params)), int(params.ctx))
 
     def conditional(self, node: Any) -> Work:
         noted = self._known.get(int(node))
@@ -434,13 +438,34 @@ def _end(params: Any, side: str) -> End:
     )
 
 
+OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
+OPERATIONS_AT, COUNT_AT = 16, 8  # in CUDA_BATCH_MEM_OP_NODE_PARAMS
+
+
+def batch_operations(params: Any) -> list[MemoryOperation]:
+    """The operations of a CUDA_BATCH_MEM_OP_NODE_PARAMS.
+
+    The bindings' `paramArray` shows only what was set through it, so the struct is read itself.
+    """
+    start = params.getPtr()
+    count = ctypes.c_uint.from_address(start + COUNT_AT).value
+    at = ctypes.c_void_p.from_address(start + OPERATIONS_AT).value or 0
+    return [_operation(at + number * OPERATION_BYTES) for number in range(count if at else 0)]
+
+
+def _operation(at: int) -> MemoryOperation:
+    operation = ctypes.c_uint.from_address(at).value
+    if operation not in (WAIT_32, WRITE_32, WAIT_64, WRITE_64):  # the others have no address
+        return MemoryOperation(operation, 0, 0)
+    address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
+    if operation in (WAIT_32, WRITE_32):
+        value &= 0xFFFFFFFF  # the other half of the union is nobody's
+    return MemoryOperation(operation, address, value, ctypes.c_uint.from_address(at + 24).value)
+
+
 def label_of(work: Work) -> str:
     """What a node is called in messages."""
     if isinstance(work, Kernel):
         return f"the kernel {demangled(work.name)}"
-    names = {
-        enums.MEMCPY: "a copy",
-        enums.MEMSET: "a fill",
-        enums.BATCH_MEM_OP: "a batch of words",
-    }
+    names = {MEMCPY: "a copy", MEMSET: "a fill", BATCH_MEM_OP: "a batch of words"}
     return names.get(work.kind, "a node")

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import bindings, process
+from .enums import RELAXED
 
 #: Something that is released by calling it; kept alive, with all that it holds, until then. A second
 #: call does nothing.
@@ -29,8 +30,6 @@ Release = Callable[[], None]
 
 _queue: deque[tuple[int, Release]] = deque()
 _draining = threading.Lock()
-
-_RELAXED = 2
 
 _log = logging.getLogger("breakable_cuda_graphs")
 
@@ -142,7 +141,7 @@ class relaxed_thread:
 
     def __enter__(self) -> None:
         self._driver = bindings.current()
-        mode = bindings.types.CUstreamCaptureMode(_RELAXED)
+        mode = bindings.types.CUstreamCaptureMode(RELAXED)
         if _owed.outermost is None:
             _owed.outermost = self
         exchange = self._driver.module.cuThreadExchangeStreamCaptureMode

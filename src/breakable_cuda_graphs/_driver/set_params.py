@@ -12,11 +12,22 @@ its C entry.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import bindings
-from .enums import ARRAY_MEMORY, CLUSTER, COOPERATIVE, HOST_MEMORY
+from .enums import (
+    ARRAY_MEMORY,
+    CLUSTER,
+    COOPERATIVE,
+    HOST_MEMORY,
+    MOVE,
+    PARAM_BUFFER,
+    PARAM_END,
+    PARAM_SIZE,
+    UpdateResult,
+)
 from .node_params import (
     Allocation,
     Batch,
@@ -36,29 +47,89 @@ from .node_params import (
 
 types = bindings.types
 
-_BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
-
 _PINNED, _DEVICE_LOCATION = 1, 1  # CUmemAllocationType, CUmemLocationType
+
+
+# ---------------------------------------------------------------- adding and changing
+
+
+def add(driver: bindings.Driver, graph: Any, after: Sequence[Any], work: Work) -> Any:
+    """Add a node behind others; full dependencies."""
+    place = (graph, list(after) or None, len(after))
+    if isinstance(work, Empty):
+        return driver.cuGraphAddEmptyNode(*place)
+    if isinstance(work, Child):
+        return driver.cuGraphAddChildGraphNode(*place, types.CUgraph(work.graph))
+    if isinstance(work, Batch) or work.kind not in _TYPED:
+        return driver.add_node(graph, list(after), _generic(work))
+    calls = _TYPED[work.kind]
+    given, _keep = calls.arguments(driver, work)
+    return getattr(driver, f"cuGraphAdd{calls.name}Node")(*place, *given)
+
+
+def set_in_graph(driver: bindings.Driver, node: Any, work: Work) -> None:
+    """Change a node of a template; executables that exist are not affected."""
+    calls = _calls(work)
+    value, _keep = calls.given(work)
+    getattr(driver, f"cuGraph{calls.name}NodeSet{calls.what}")(node, value)
+
+
+def set_in_exec(driver: bindings.Driver, executable: Any, node: Any, work: Work) -> None:
+    """Change a node of an executable: one driver call, for launches from now on."""
+    calls = _calls(work)
+    given, _keep = calls.arguments(driver, work)
+    getattr(driver, f"cuGraphExec{calls.name}NodeSet{calls.what}")(executable, node, *given)
+
+
+class _Calls(NamedTuple):
+    """The driver's own calls for one kind of node: a piece of their names, and what they are given."""
+
+    name: str
+    given: Callable[[Any], tuple[Any, object]]  # and what has to live until the call returns
+    what: str = "Params"
+    has_context: bool = False  # is told to all but those that change a template
+
+    def arguments(self, driver: bindings.Driver, work: Any) -> tuple[tuple[Any, ...], object]:
+        """What a call is given that may have to be told a context too."""
+        value, keep = self.given(work)
+        if not self.has_context:
+            return (value,), keep
+        # Copies and fills need the context that they belong to (before 13.2 nothing else tells it).
+        known = work.context
+        return (value, types.CUcontext(known) if known else driver.cuCtxGetCurrent()), keep
+
+
+def _calls(work: Work) -> _Calls:
+    if work.kind not in _TYPED:
+        raise TypeError(f"a node of kind {work.kind} has nothing to set")
+    return _TYPED[work.kind]
+
+
+def _struct(kind: Any, put: Callable[[Any, Any], object], work: Work) -> tuple[Any, object]:
+    """A struct with the values of a node's work, and what `put` says has to live as long."""
+    params = kind()
+    return params, put(params, work)
+
+
+def _event(work: EventRecord | EventWait) -> tuple[Any, object]:
+    return types.CUevent(work.event), None
 
 
 # ---------------------------------------------------------------- structs
 
 
-def kernel_struct(work: Kernel) -> tuple[Any, object]:
-    """CUDA_KERNEL_NODE_PARAMS, and what has to live until the call with it returns."""
-    params = _launch_struct(work)
-    if not work.parameters:
-        # No sizes are known (or there are none): the node's own memory serves as it is.
-        setattr(params, "extra" if work.packed else "kernelParams", work.table)
-        return params, None
-    address, keep, _ = _packed(work) if work.packed else _table(work)
-    setattr(params, "extra" if work.packed else "kernelParams", address)
-    return params, keep
+def put_kernel(params: Any, work: Kernel) -> object:
+    """Fill CUDA_KERNEL_NODE_PARAMS; returns what has to live until the call with it returns."""
+    _put_launch(params, work)
+    if work.parameters:
+        return _put_arguments(params, work)[0]
+    # No sizes are known (or there are none): the node's own memory serves as it is.
+    setattr(params, "extra" if work.packed else "kernelParams", work.table)
+    return None
 
 
-def _launch_struct(work: Kernel) -> Any:
-    """The struct without the arguments."""
-    params = types.CUDA_KERNEL_NODE_PARAMS()
+def _put_launch(params: Any, work: Kernel) -> None:
+    """All but the arguments."""
     if work.func:
         params.func = types.CUfunction(work.func)
     if work.kern:
@@ -68,33 +139,41 @@ def _launch_struct(work: Kernel) -> Any:
     params.gridDimX, params.gridDimY, params.gridDimZ = work.grid
     params.blockDimX, params.blockDimY, params.blockDimZ = work.block
     params.sharedMemBytes = work.shared_bytes
-    return params
 
 
-#: The address for the struct, what has to live as long as that is used, and where each argument is.
+def _put_arguments(params: Any, work: Kernel) -> tuple[object, list[int]]:
+    """The arguments; returns what has to live as long as the struct, and where each of them is."""
+    if work.packed:
+        params.extra, keep, places = packed_arguments(work.parameters, work.args)
+    else:
+        params.kernelParams, keep, places = argument_table(work.args)
+    return keep, places
+
+
+#: The address for a struct, what has to live as long as that is used, and where each argument is.
 _Arguments = tuple[int, object, list[int]]
 
 
-def _table(work: Kernel) -> _Arguments:
-    """The usual form: an array of addresses, one an argument."""
-    blobs = [ctypes.create_string_buffer(data, len(data)) for data in work.args]
+def argument_table(args: Sequence[bytes]) -> _Arguments:
+    """The usual form of a kernel's arguments: an array of addresses, one an argument."""
+    blobs = [ctypes.create_string_buffer(data, len(data)) for data in args]
     places = [ctypes.addressof(blob) for blob in blobs]
     table = (ctypes.c_void_p * len(blobs))(*places)
     return ctypes.addressof(table), (table, blobs), places
 
 
-def _packed(work: Kernel) -> _Arguments:
+def packed_arguments(parameters: Sequence[tuple[int, int]], args: Sequence[bytes]) -> _Arguments:
     """The form of cuBLAS's Hopper kernels: one buffer, each argument at its offset."""
-    end = max(offset + size for offset, size in work.parameters)
+    end = max(offset + size for offset, size in parameters)
     buffer = ctypes.create_string_buffer(end)
-    for (offset, size), data in zip(work.parameters, work.args, strict=True):
-        ctypes.memmove(ctypes.addressof(buffer) + offset, data, size)
+    start = ctypes.addressof(buffer)
+    places = [start + offset for offset, _ in parameters]
+    for place, (_, size), data in zip(places, parameters, args, strict=True):
+        ctypes.memmove(place, data, size)
     length = ctypes.c_size_t(end)
     extra = (ctypes.c_size_t * 5)(
-        _BUFFER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(length), _END
+        PARAM_BUFFER, start, PARAM_SIZE, ctypes.addressof(length), PARAM_END
     )
-    start = ctypes.addressof(buffer)
-    places = [start + offset for offset, _ in work.parameters]
     return ctypes.addressof(extra), (buffer, length, extra), places
 
 
@@ -107,22 +186,20 @@ class KernelWriter:
     __slots__ = ("_keep", "_places", "params")
 
     def __init__(self, work: Kernel) -> None:
-        self.params = _launch_struct(work)
-        address, self._keep, self._places = _packed(work) if work.packed else _table(work)
-        setattr(self.params, "extra" if work.packed else "kernelParams", address)
+        self.params = types.CUDA_KERNEL_NODE_PARAMS()
+        _put_launch(self.params, work)
+        self._keep, self._places = _put_arguments(self.params, work)
 
     def put(self, argument: int, offset: int, value: int) -> None:
         """Write one word of an argument."""
         ctypes.c_uint64.from_address(self._places[argument] + offset).value = value
 
 
-def copy_struct(work: Copy) -> Any:
-    """CUDA_MEMCPY3D."""
-    params = types.CUDA_MEMCPY3D()
-    _put_end(params, "src", work.src)
-    _put_end(params, "dst", work.dst)
+def put_copy(params: Any, work: Copy) -> None:
+    """Fill CUDA_MEMCPY3D."""
+    for side, end in (("dst", work.dst), ("src", work.src)):
+        _put_end(params, side, end)
     params.WidthInBytes, params.Height, params.Depth = work.width, work.height, work.depth
-    return params
 
 
 def _put_end(params: Any, side: str, end: End) -> None:
@@ -138,77 +215,17 @@ def _put_end(params: Any, side: str, end: End) -> None:
         setattr(params, side + name, value)
 
 
-def fill_struct(work: Fill) -> Any:
-    """CUDA_MEMSET_NODE_PARAMS."""
-    params = types.CUDA_MEMSET_NODE_PARAMS()
+def put_fill(params: Any, work: Fill) -> None:
+    """Fill CUDA_MEMSET_NODE_PARAMS, any version."""
     params.dst = types.CUdeviceptr(work.dst)
     params.value, params.elementSize = work.value, work.element_size
     params.width, params.height, params.pitch = work.width, work.height, work.pitch
-    return params
 
 
-def host_struct(work: HostCall) -> Any:
-    """CUDA_HOST_NODE_PARAMS."""
-    params = types.CUDA_HOST_NODE_PARAMS()
+def put_host(params: Any, work: HostCall) -> None:
+    """Fill CUDA_HOST_NODE_PARAMS, any version."""
     params.fn = types.CUhostFn(work.function)
     params.userData = work.user_data
-    return params
-
-
-def _context(driver: bindings.Driver, known: int) -> Any:
-    """Copies and fills need the context that they belong to (before 13.2 nothing else tells it)."""
-    return types.CUcontext(known) if known else driver.cuCtxGetCurrent()
-
-
-# ---------------------------------------------------------------- adding
-
-
-def add(driver: bindings.Driver, graph: Any, after: Sequence[Any], work: Work) -> Any:
-    """Add a node behind others; full dependencies."""
-    nodes = list(after) or None
-    place = (graph, nodes, len(after))
-    if isinstance(work, Kernel):
-        params, _keep = kernel_struct(work)
-        return driver.cuGraphAddKernelNode(*place, params)
-    if isinstance(work, Copy):
-        return driver.cuGraphAddMemcpyNode(
-            *place, copy_struct(work), _context(driver, work.context)
-        )
-    if isinstance(work, Fill):
-        return driver.cuGraphAddMemsetNode(
-            *place, fill_struct(work), _context(driver, work.context)
-        )
-    if isinstance(work, HostCall):
-        return driver.cuGraphAddHostNode(*place, host_struct(work))
-    if isinstance(work, Child):
-        return driver.cuGraphAddChildGraphNode(*place, types.CUgraph(work.graph))
-    if isinstance(work, Empty):
-        return driver.cuGraphAddEmptyNode(*place)
-    if isinstance(work, EventRecord):
-        return driver.cuGraphAddEventRecordNode(*place, types.CUevent(work.event))
-    if isinstance(work, EventWait):
-        return driver.cuGraphAddEventWaitNode(*place, types.CUevent(work.event))
-    return driver.add_node(graph, list(after), _generic(work))
-
-
-def _generic(work: Work) -> Any:
-    """CUgraphNodeParams for the kinds without a typed call here. Never print it."""
-    params = types.CUgraphNodeParams()
-    params.type = types.CUgraphNodeType(work.kind)
-    if isinstance(work, Release):
-        params.free.dptr = types.CUdeviceptr(work.address)
-    elif isinstance(work, Batch):
-        _put_batch(params.memOp, work)
-    else:
-        raise TypeError(f"a node of kind {work.kind} cannot be added")
-    return params
-
-
-def _batch_struct(work: Batch) -> Any:
-    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
-    params = types.CUDA_BATCH_MEM_OP_NODE_PARAMS()
-    _put_batch(params, work)
-    return params
 
 
 def _put_batch(params: Any, work: Batch) -> None:
@@ -225,6 +242,38 @@ def _operation_struct(operation: MemoryOperation) -> Any:
     half.address = types.CUdeviceptr(operation.address)
     half.value64 = types.cuuint64_t(operation.value)
     half.flags = operation.flags
+    return params
+
+
+#: The kinds that have calls of their own.
+_TYPED: dict[int, _Calls] = {
+    Kernel.kind: _Calls("Kernel", partial(_struct, types.CUDA_KERNEL_NODE_PARAMS, put_kernel)),
+    Copy.kind: _Calls("Memcpy", partial(_struct, types.CUDA_MEMCPY3D, put_copy), has_context=True),
+    Fill.kind: _Calls(
+        "Memset", partial(_struct, types.CUDA_MEMSET_NODE_PARAMS, put_fill), has_context=True
+    ),
+    HostCall.kind: _Calls("Host", partial(_struct, types.CUDA_HOST_NODE_PARAMS, put_host)),
+    EventRecord.kind: _Calls("EventRecord", _event, "Event"),
+    EventWait.kind: _Calls("EventWait", _event, "Event"),
+    Batch.kind: _Calls(
+        "BatchMemOp", partial(_struct, types.CUDA_BATCH_MEM_OP_NODE_PARAMS, _put_batch)
+    ),
+}
+
+
+# ---------------------------------------------------------------- kinds without typed calls
+
+
+def _generic(work: Work) -> Any:
+    """CUgraphNodeParams for the kinds without a typed call here. Never print it."""
+    params = types.CUgraphNodeParams()
+    params.type = types.CUgraphNodeType(work.kind)
+    if isinstance(work, Release):
+        params.free.dptr = types.CUdeviceptr(work.address)
+    elif isinstance(work, Batch):
+        _put_batch(params.memOp, work)
+    else:
+        raise TypeError(f"a node of kind {work.kind} cannot be added")
     return params
 
 
@@ -249,56 +298,11 @@ def add_moved_child(driver: bindings.Driver, graph: Any, after: Sequence[Any], c
     params = types.CUgraphNodeParams()
     params.type = types.CUgraphNodeType(Child.kind)
     params.graph.graph = child
-    params.graph.ownership = types.CUgraphChildGraphNodeOwnership(1)  # MOVE
+    params.graph.ownership = types.CUgraphChildGraphNodeOwnership(MOVE)
     return driver.add_node(graph, list(after), params)
 
 
-# ---------------------------------------------------------------- changing
-
-
-def set_in_graph(driver: bindings.Driver, node: Any, work: Work) -> None:
-    """Change a node of a template; executables that exist are not affected."""
-    if isinstance(work, Kernel):
-        params, _keep = kernel_struct(work)
-        driver.cuGraphKernelNodeSetParams(node, params)
-    elif isinstance(work, Copy):
-        driver.cuGraphMemcpyNodeSetParams(node, copy_struct(work))
-    elif isinstance(work, Fill):
-        driver.cuGraphMemsetNodeSetParams(node, fill_struct(work))
-    elif isinstance(work, HostCall):
-        driver.cuGraphHostNodeSetParams(node, host_struct(work))
-    elif isinstance(work, EventRecord):
-        driver.cuGraphEventRecordNodeSetEvent(node, types.CUevent(work.event))
-    elif isinstance(work, EventWait):
-        driver.cuGraphEventWaitNodeSetEvent(node, types.CUevent(work.event))
-    elif isinstance(work, Batch):
-        driver.cuGraphBatchMemOpNodeSetParams(node, _batch_struct(work))
-    else:
-        raise TypeError(f"a node of kind {work.kind} has nothing to set")
-
-
-def set_in_exec(driver: bindings.Driver, executable: Any, node: Any, work: Work) -> None:
-    """Change a node of an executable: one driver call, for launches from now on."""
-    place = (executable, node)
-    if isinstance(work, Kernel):
-        params, _keep = kernel_struct(work)
-        driver.cuGraphExecKernelNodeSetParams(*place, params)
-    elif isinstance(work, Copy):
-        context = _context(driver, work.context)
-        driver.cuGraphExecMemcpyNodeSetParams(*place, copy_struct(work), context)
-    elif isinstance(work, Fill):
-        context = _context(driver, work.context)
-        driver.cuGraphExecMemsetNodeSetParams(*place, fill_struct(work), context)
-    elif isinstance(work, HostCall):
-        driver.cuGraphExecHostNodeSetParams(*place, host_struct(work))
-    elif isinstance(work, EventRecord):
-        driver.cuGraphExecEventRecordNodeSetEvent(*place, types.CUevent(work.event))
-    elif isinstance(work, EventWait):
-        driver.cuGraphExecEventWaitNodeSetEvent(*place, types.CUevent(work.event))
-    elif isinstance(work, Batch):
-        driver.cuGraphExecBatchMemOpNodeSetParams(*place, _batch_struct(work))
-    else:
-        raise TypeError(f"a node of kind {work.kind} has nothing to set")
+# ---------------------------------------------------------------- single properties of nodes
 
 
 def set_attribute(driver: bindings.Driver, node: Any, identity: int, value: Any) -> None:
@@ -334,17 +338,7 @@ class UpdateRefusal(NamedTuple):
 
 
 #: CUgraphExecUpdateResult in words.
-UPDATE_RESULTS = {
-    0: "SUCCESS",
-    1: "ERROR",
-    2: "TOPOLOGY_CHANGED",
-    3: "NODE_TYPE_CHANGED",
-    4: "FUNCTION_CHANGED",
-    5: "PARAMETERS_CHANGED",
-    6: "NOT_SUPPORTED",
-    7: "UNSUPPORTED_FUNCTION_CHANGE",
-    8: "ATTRIBUTES_CHANGED",
-}
+UPDATE_RESULTS = {result.value: result.name for result in UpdateResult}
 
 _UPDATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _UPDATE_VERSION = 12000

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CUDAError
 from . import bindings
+from .enums import CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, GLOBAL, RELAXED, THREAD_LOCAL
 from .handles import GraphHandle
 
 
@@ -25,14 +26,10 @@ class Status(IntEnum):
 
 #: `capture_error_mode` as torch spells it
 MODES = {
-    "global": bindings.types.CUstreamCaptureMode(0),
-    "thread_local": bindings.types.CUstreamCaptureMode(1),
-    "relaxed": bindings.types.CUstreamCaptureMode(2),
+    "global": bindings.types.CUstreamCaptureMode(GLOBAL),
+    "thread_local": bindings.types.CUstreamCaptureMode(THREAD_LOCAL),
+    "relaxed": bindings.types.CUstreamCaptureMode(RELAXED),
 }
-
-UNJOINED = 904
-INVALIDATED = 901
-IMPLICIT = 906
 
 
 class Ended(NamedTuple):
@@ -64,7 +61,7 @@ def end(driver: bindings.Driver, stream: Any) -> Ended:
         is_over = status(driver, stream) is Status.NONE
     except CUDAError:  # a stream that does not answer has nothing left to end
         is_over = True
-    return Ended(int(code) or INVALIDATED, None, is_over)
+    return Ended(int(code) or CAPTURE_INVALIDATED, None, is_over)
 
 
 def discard(driver: bindings.Driver, stream: Any) -> None:
@@ -86,6 +83,6 @@ def status(driver: bindings.Driver, stream: Any) -> Status:
     code, value = driver.module.cuStreamIsCapturing(stream)
     if not code:
         return Status(int(value))
-    if int(code) == IMPLICIT:
+    if int(code) == CAPTURE_IMPLICIT:
         return Status.NONE
     raise driver.error("cuStreamIsCapturing", code)

@@ -6,10 +6,9 @@ need has to be read just before, at every segment, and must therefore be quick.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
-from . import bindings, kernel_params
+from . import kernel_params
 from .bindings import Driver
 from .enums import (
     ARRAY_MEMORY,
@@ -24,27 +23,10 @@ from .enums import (
     MEMSET,
 )
 from .kernel_params import SMALL, KernelReader, node_type, steps_of
+from .node_params import batch_operations
 
 #: What is missed if nobody waits for it. Records and host nodes are left loose on purpose (NCCL).
 _WORK = frozenset({KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL})
-
-
-def pageable_copy(driver: Driver, survey: Survey) -> tuple[int, int, bool] | None:
-    """(address, bytes, whether it is read) of a captured copy from or to ordinary host memory."""
-    for source, target, nbytes in survey.copies:
-        for address in (source, target):
-            if _is_pageable(driver, survey, address):
-                return address, nbytes, address == source
-    return None
-
-
-def _is_pageable(driver: Driver, survey: Survey, address: int) -> bool:
-    """Whether an address lies in host memory of which the driver does not know."""
-    if not address or kernel_params.is_memory(driver, address):
-        return False
-    return not any(  # the driver need not know memory that a node is to allocate
-        start <= address < start + nbytes for start, nbytes in survey.allocated.items()
-    )
 
 
 class Survey:
@@ -90,7 +72,7 @@ class Survey:
                 self._pointers.add(int(driver.cuGraphMemsetNodeGetParams(node).dst))
             elif kind == BATCH_MEM_OP:
                 params = driver.cuGraphBatchMemOpNodeGetParams(node)
-                self._pointers |= {address for _, address, _, _ in batch_operations(params)} - {0}
+                self._pointers |= {each.address for each in batch_operations(params)} - {0}
             elif kind == CHILD:
                 self._note(driver.graph_nodes(driver.cuGraphChildGraphNodeGetGraph(node)))
             elif kind == MEM_ALLOC:
@@ -128,6 +110,24 @@ class Survey:
         return [self._reader.describe(node) for node in nodes]
 
 
+def pageable_copy(driver: Driver, survey: Survey) -> tuple[int, int, bool] | None:
+    """(address, bytes, whether it is read) of a captured copy from or to ordinary host memory."""
+    for source, target, nbytes in survey.copies:
+        for address in (source, target):
+            if _is_pageable(driver, survey, address):
+                return address, nbytes, address == source
+    return None
+
+
+def _is_pageable(driver: Driver, survey: Survey, address: int) -> bool:
+    """Whether an address lies in host memory of which the driver does not know."""
+    if not address or kernel_params.is_memory(driver, address):
+        return False
+    return not any(  # the driver need not know memory that a node is to allocate
+        start <= address < start + nbytes for start, nbytes in survey.allocated.items()
+    )
+
+
 def copy_pointers(params: Any) -> set[int]:
     """The addresses that a copy reads and writes; unused ones are zero and left out."""
     pointers = (params.srcDevice, params.dstDevice, params.srcHost, params.dstHost)
@@ -141,36 +141,8 @@ def _end_of_copy(memory_type: Any, host: Any, device: Any) -> int:
     return int((host if int(memory_type) == HOST_MEMORY else device) or 0)
 
 
-_OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
-_OPERATIONS_AT, _COUNT_AT = 16, 8  # in CUDA_BATCH_MEM_OP_NODE_PARAMS
-
-#: CUstreamBatchMemOpType with an address: waits and writes of 32 and of 64 bits
-_ADDRESSED = {1, 2, 4, 5}
-
-
-def batch_operations(params: Any) -> list[tuple[int, int, int, int]]:
-    """(CUstreamBatchMemOpType, address, value, flags) of each operation of a batch node.
-
-    The bindings' `paramArray` shows only what was set through it, so the struct is read itself.
-    """
-    start = params.getPtr()
-    count = ctypes.c_uint.from_address(start + _COUNT_AT).value
-    at = ctypes.c_void_p.from_address(start + _OPERATIONS_AT).value or 0
-    return [_operation(at + number * _OPERATION_BYTES) for number in range(count if at else 0)]
-
-
-def _operation(at: int) -> tuple[int, int, int, int]:
-    operation = ctypes.c_uint.from_address(at).value
-    if operation not in _ADDRESSED:
-        return operation, 0, 0, 0
-    address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
-    if operation in (1, 2):
-        value &= 0xFFFFFFFF  # the other half of the union is nobody's
-    return operation, address, value, ctypes.c_uint.from_address(at + 24).value
-
-
 def _loose(
-    driver: bindings.Driver, graph: Any, nodes: list[Any], frontier: list[Any]
+    driver: Driver, graph: Any, nodes: list[Any], frontier: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The leaves outside of the frontier, and the work that the frontier does not wait for."""
     edges = driver.graph_edges(graph) if len(nodes) > 1 else []

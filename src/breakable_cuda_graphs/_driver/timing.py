@@ -40,10 +40,7 @@ class TimedEvent(EventHandle):
     """An event that notes the device's time."""
 
     __slots__ = ()
-
-    @classmethod
-    def create(cls, driver: bindings.Driver) -> TimedEvent:
-        return cls.make(driver, "cuEventCreate", 0)
+    _flags = 0
 
 
 class TimedEvents:

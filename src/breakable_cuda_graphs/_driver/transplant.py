@@ -17,46 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import bindings, conditionals, kernel_params, set_params
-from .enums import (
-    BATCH_MEM_OP,
-    CHILD,
-    CONDITIONAL,
-    EMPTY,
-    EVENT_RECORD,
-    EVENT_WAIT,
-    HOST,
-    KERNEL,
-    MEM_ALLOC,
-    MEM_FREE,
-    MEMCPY,
-    MEMSET,
-)
+from . import bindings, conditionals, enums, kernel_params, set_params
 from .handles import GraphHandle
 from .node_params import Child, Conditional, Reader
 
 types = bindings.types
 
 #: Kinds that can be made again from what is read of them.
-MOVABLE = frozenset(
-    {
-        KERNEL,
-        MEMCPY,
-        MEMSET,
-        HOST,
-        CHILD,
-        EMPTY,
-        EVENT_WAIT,
-        EVENT_RECORD,
-        BATCH_MEM_OP,
-        CONDITIONAL,
-    }
-)
+MOVABLE = enums.IN_BODIES | {enums.HOST, enums.EVENT_WAIT, enums.EVENT_RECORD, enums.BATCH_MEM_OP}
 
-#: Kinds that the bodies of conditional nodes may hold (CUDA driver API, conditional nodes).
-IN_BODIES = frozenset({KERNEL, MEMCPY, MEMSET, CHILD, EMPTY, CONDITIONAL})
-
-_OWNED = {MEM_ALLOC, MEM_FREE}
+_OWNED = {enums.MEM_ALLOC, enums.MEM_FREE}
 
 
 @dataclass
@@ -146,7 +116,7 @@ def _new_handles(ground: Ground, reader: Reader, nodes: Sequence[Any]) -> dict[i
     """A handle of the target for each conditional node, by the handle that it has now."""
     handles: dict[int, int] = {}
     for node in nodes:
-        if kernel_params.node_type(ground.driver, node) == CONDITIONAL:
+        if kernel_params.node_type(ground.driver, node) == enums.CONDITIONAL:
             work = reader.conditional(node)
             assert isinstance(work, Conditional)
             parts = conditionals.new_handles(
@@ -162,7 +132,7 @@ def _plant_node(
 ) -> Any:  # fmt: skip
     driver = ground.driver
     work = reader.read(node)
-    if work.kind == KERNEL:
+    if work.kind == enums.KERNEL:
         launch = conditionals.with_handles(work, handles)  # type: ignore[arg-type]
         new = set_params.add(driver, ground.graph, (), launch)
         driver.cuGraphKernelNodeCopyAttributes(new, node)

@@ -13,9 +13,8 @@ import threading
 from typing import Any
 
 from . import bindings
+from .enums import MOVE, NO_DESTRUCTOR_SYNC
 
-_NO_DESTRUCTOR_SYNC = 1
-_MOVE = 1
 _SEMAPHORE_BYTES = 64  # sizeof(sem_t) is 32 on 64-bit Linux
 
 _libc = ctypes.CDLL(None)
@@ -30,13 +29,13 @@ def hold(driver: bindings.Driver, graph: Any, thing: object) -> None:
     _libc.sem_init(semaphore, 0, 0)
     destructor = ctypes.cast(_libc.sem_post, ctypes.c_void_p).value
     signal = (ctypes.addressof(semaphore), bindings.types.CUhostFn(destructor))
-    flags = bindings.types.CUuserObject_flags(_NO_DESTRUCTOR_SYNC)
+    flags = bindings.types.CUuserObject_flags(NO_DESTRUCTOR_SYNC)
     held, owner = (semaphore, thing), None
     try:
         with _lock:
             _held.append(held)
         owner = driver.cuUserObjectCreate(*signal, 1, flags)
-        driver.cuGraphRetainUserObject(graph, owner, 1, _MOVE)
+        driver.cuGraphRetainUserObject(graph, owner, 1, MOVE)
     except BaseException:
         if owner is None:
             with _lock:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from .._driver import bindings, enums, kernel_params, stream_capture
+from .._driver import bindings, enums, kernel_params
 from .._driver.bindings import Driver
 from .._driver.survey import Survey, pageable_copy
 from ..errors import CUDAError
@@ -48,7 +48,7 @@ def reason(
     where the driver does not mind: it takes what NCCL began with `async_op=True` for joined, and a
     `wait()` in a break then fails with no more than "invalid argument".
     """
-    if cause.code == stream_capture.UNJOINED:
+    if cause.code == enums.CAPTURE_UNJOINED:
         return unjoined(index, where, names, streams)
     return errors.capture_lost(index, where, mode, cause)
 

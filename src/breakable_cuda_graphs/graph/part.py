@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .._driver import kernel_params, release, transplant
+from .._driver import enums, kernel_params, release, transplant
 from .._driver.handles import GraphHandle
 from ..errors import not_copyable
 from . import errors
@@ -100,7 +100,7 @@ def check_body(source: Template) -> None:
     """The bodies of conditional nodes take few kinds of nodes; refused before one is added."""
     driver = source.driver
     for node in driver.graph_nodes(source.value):
-        if kernel_params.node_type(driver, node) not in transplant.IN_BODIES:
+        if kernel_params.node_type(driver, node) not in enums.IN_BODIES:
             raise errors.not_in_a_body(source.node(node).label)
 
 

@@ -175,7 +175,7 @@ class Recording(unfinished.Unfinished):
                 problem = unjoined
             if captured.graph is None:
                 lost = errors.recording_lost(driver.error("cuStreamEndCapture", captured.code))
-                problem = unjoined if captured.code == stream_capture.UNJOINED else lost
+                problem = unjoined if captured.code == enums.CAPTURE_UNJOINED else lost
             if problem is not None:
                 captured.close()
                 raise problem

@@ -16,14 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._driver import (
-    enums,
-    kernel_params,
-    node_params,
-    release,
-    set_params,
-    transplant,
-)
+from .._driver import enums, kernel_params, node_params, release, set_params
 from .._driver.bindings import Driver, types
 from .._driver.handles import GraphHandle, GraphView
 from ..errors import bad_type
@@ -267,7 +260,7 @@ class Template:
         """Add a node behind others."""
         self.require_open()
         # The driver takes any node into a body, and refuses to instantiate the whole graph later.
-        if self.parent is not None and work.kind not in transplant.IN_BODIES:
+        if self.parent is not None and work.kind not in enums.IN_BODIES:
             raise errors.not_in_a_body(NODES[type(work)].kind)
         handle = set_params.add(self.driver, self.value, self.handles(after), work)
         return self.added(handle, owners)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._driver.enums import LOSSY_QUERY
 from .calls.capture_calls import CaptureCalls
 from .calls.context_calls import ContextCalls
 from .calls.graph_calls import TemplateCalls
-from .world import LOSSY_QUERY, result
+from .world import result
 
 _NOT_IN_129 = {
     "cuGraphGetId",

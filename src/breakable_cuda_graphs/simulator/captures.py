@@ -14,22 +14,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._driver.enums import (
+    CAPTURE_IMPLICIT,
+    CAPTURE_INVALIDATED,
+    CAPTURE_ISOLATION,
+    CAPTURE_MERGE,
+    CAPTURE_UNJOINED,
+    CAPTURE_UNMATCHED,
+    CAPTURE_UNSUPPORTED,
+    CAPTURE_WRONG_THREAD,
+    CAPTURED_EVENT,
+    GLOBAL,
+    ILLEGAL_STATE,
+    INVALID_VALUE,
+    RELAXED,
+)
 from .contexts import Context
 from .graphs import EdgeData, GraphData, Graphs, NodeData, Op, ancestors
 from .stream_state import ACTIVE, ENDED, INVALIDATED, Capture, Event, Stream
-from .world import ILLEGAL_STATE, INVALID_VALUE, Refusal, World
-
-GLOBAL, THREAD_LOCAL, RELAXED = range(3)
-
-UNSUPPORTED = 900
-INVALID = 901
-MERGE = 902
-UNMATCHED = 903
-UNJOINED = 904
-ISOLATION = 905
-IMPLICIT = 906
-CAPTURED_EVENT = 907
-WRONG_THREAD = 908
+from .world import Refusal, World
 
 ADD, SET = 0, 1
 
@@ -63,11 +66,14 @@ class Captures:
 
     def guard_unsafe(self) -> None:
         """At the start of a potentially unsafe call: refuse it, and the capture is done for."""
-        harmed = self._prohibiting()
+        self._refuse_harm(self._prohibiting(), CAPTURE_UNSUPPORTED)
+
+    def _refuse_harm(self, harmed: list[Capture], code: int) -> None:
+        """Refuse a call if it harms captures, which are done for then."""
         for capture in harmed:
             self.invalidate(capture)
         if harmed:
-            raise Refusal(UNSUPPORTED)
+            raise Refusal(code)
 
     def guard_release(self, what: str, *, refuse: bool) -> None:
         """At a release: inside a capture that forbids it, it is a finding (and an unsafe call)."""
@@ -81,11 +87,7 @@ class Captures:
 
     def guard_legacy(self, context: Context) -> None:
         """At a use of the legacy stream: it would wait for capturing blocking streams."""
-        harmed = self.blocking_in(context)
-        for capture in harmed:
-            self.invalidate(capture)
-        if harmed:
-            raise Refusal(IMPLICIT)
+        self._refuse_harm(self.blocking_in(context), CAPTURE_IMPLICIT)
 
     def blocking_in(self, context: Context) -> list[Capture]:
         """Open captures that the legacy stream of a context would have to wait for."""
@@ -102,21 +104,18 @@ class Captures:
     def guard_valid(self, stream: Stream) -> None:
         """At new work: a stream of an invalidated capture takes none."""
         if not self.is_sound(stream):
-            raise Refusal(INVALID)
+            raise Refusal(CAPTURE_INVALIDATED)
 
     def conflict(self, stream: Stream) -> None:
         """At a call that a capturing stream can never answer: query, synchronise, launch a graph."""
         if stream.capture is not None:
             self.invalidate(stream.capture)
-            raise Refusal(UNSUPPORTED)
+            raise Refusal(CAPTURE_UNSUPPORTED)
 
     def conflict_in(self, context: Context) -> None:
         """At a synchronise of a whole context."""
         harmed = [c for c in self.open if any(s.context is context for s in c.streams)]
-        for capture in harmed:
-            self.invalidate(capture)
-        if harmed:
-            raise Refusal(UNSUPPORTED)
+        self._refuse_harm(harmed, CAPTURE_UNSUPPORTED)
 
     def ask(self, capture: Capture) -> int:
         """The code for a question about an event that was recorded in a capture."""
@@ -141,7 +140,7 @@ class Captures:
     ) -> None:
         """Open a capture on a stream, into a new graph or a given one."""
         if stream.legacy:
-            raise Refusal(UNSUPPORTED)
+            raise Refusal(CAPTURE_UNSUPPORTED)
         if stream.capture is not None or (graph is not None and graph.captures):
             raise Refusal(ILLEGAL_STATE)
         target = graph or self.graphs.create(lent=True)
@@ -164,7 +163,7 @@ class Captures:
             raise Refusal(ILLEGAL_STATE)
         if capture.origin is not stream:
             self.invalidate(capture)
-            raise Refusal(UNMATCHED)
+            raise Refusal(CAPTURE_UNMATCHED)
         refusal = self._failure(capture)
         self._close(capture)
         if refusal:
@@ -183,10 +182,10 @@ class Captures:
     def _failure(self, capture: Capture) -> int:
         """Why a capture that ends now has no graph, or 0. It has ended in any case."""
         if capture.status == INVALIDATED:
-            return INVALID
+            return CAPTURE_INVALIDATED
         if capture.mode != RELAXED and capture.thread is not self._thread():
-            return WRONG_THREAD
-        return UNJOINED if self._unjoined(capture) else 0
+            return CAPTURE_WRONG_THREAD
+        return CAPTURE_UNJOINED if self._unjoined(capture) else 0
 
     def _drop(self, graph: GraphData) -> None:
         """The driver frees the graph of a failed capture, the body of a conditional node too.
@@ -243,20 +242,20 @@ class Captures:
             self._fork(stream, state.capture, state.dependencies)
         elif stream.capture is not state.capture:
             self.invalidate(state.capture)
-            self._refuse(stream, MERGE)
+            self._refuse(stream, CAPTURE_MERGE)
         else:
             stream.dependencies |= state.dependencies
 
     def _wait_for_uncaptured(self, stream: Stream, event: Event) -> None:
         if stream.capture is not None and event.recorded is not None:
-            self._refuse(stream, ISOLATION)
+            self._refuse(stream, CAPTURE_ISOLATION)
 
     def _fork(
         self, stream: Stream, capture: Capture, dependencies: dict[NodeData, EdgeData]
     ) -> None:
         if stream.legacy:
             self.invalidate(capture)
-            raise Refusal(IMPLICIT)
+            raise Refusal(CAPTURE_IMPLICIT)
         self._join(stream, capture, dependencies)
 
     def _refuse(self, stream: Stream, code: int) -> None:

@@ -11,19 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .world import (
-    CONTEXT_IS_DESTROYED,
-    INVALID_CONTEXT,
-    INVALID_DEVICE,
-    Handle,
-    Refusal,
-    Registry,
-    World,
-    as_int,
-    new_address,
-    new_identity,
-    types,
-)
+from .._driver.enums import CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_DEVICE
+from .world import Handle, Refusal, Registry, World, as_int, new_address, new_identity, types
 
 TOTAL_MEMORY = 16 << 30
 

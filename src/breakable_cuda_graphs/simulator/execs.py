@@ -14,28 +14,29 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._driver.enums import CHILD, KERNEL, MEM_ALLOC, MEM_FREE, MEMCPY, MEMSET, WHILE
-from .contexts import Contexts
-from .graphs import BODY_KINDS, ChildOp, ConditionalOp, GraphData, Graphs, NodeData, Op, Run
-from .memory import SimulatedMemory
-from .nodes import MemAlloc
-from .updates import DONE, UpdateRefused, UpdateRules, keep_attributes
-from .world import (
+from .._driver.enums import (
+    AUTO_FREE,
+    CHILD,
+    DEVICE_LAUNCH,
+    IN_BODIES,
     INVALID_VALUE,
+    KERNEL,
     LAUNCH_FAILED,
+    MEM_ALLOC,
+    MEM_FREE,
+    MEMCPY,
+    MEMSET,
     NOT_SUPPORTED,
     UPDATE_FAILURE,
-    Code,
-    Handle,
-    Refusal,
-    Registry,
-    World,
-    new_address,
-    new_identity,
-    types,
+    WHILE,
+    UpdateResult,
 )
-
-AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8
+from .contexts import Contexts
+from .graphs import ChildOp, ConditionalOp, GraphData, Graphs, NodeData, Op, Run
+from .memory import SimulatedMemory
+from .nodes import MemAlloc
+from .updates import UpdateRefused, UpdateRules, keep_attributes
+from .world import Code, Handle, Refusal, Registry, World, new_address, new_identity, types
 
 # CUgraphInstantiateResult
 _FINE, _ERROR, _INVALID_STRUCTURE, _UNSUPPORTED_NODE, _, _HANDLE_UNUSED = range(6)
@@ -135,9 +136,10 @@ class Execs:
         self._check(graph, flags)
         copy = self.graphs.copy(graph)
         copy.lent = True
-        twins: dict[int, NodeData] = {}
-        _collect_twins(graph, copy, twins)
-        plans = {each: make_plan(each) for each in (copy, *_bodies(copy))}
+        pairs = zip(graph.walk(), copy.walk(), strict=True)
+        twins = {node.address: twin for node, twin in pairs}
+        bodies = [body for work in copy.conditional_works() for body in work.bodies]
+        plans = {each: make_plan(each) for each in (copy, *bodies)}
         made = Exec(copy, graph, flags, twins, plans)
         made.conditionals = {
             handle: default if assign else 0
@@ -160,7 +162,7 @@ class Execs:
         self._check_bodies(graph)
         if flags & DEVICE_LAUNCH:
             self._check_device_launch(graph)
-        used = {work.handle for work in _conditionals(graph)}
+        used = {work.handle for work in graph.conditional_works()}
         if not used.issuperset(graph.conditionals):
             raise NotInstantiable(INVALID_VALUE, _HANDLE_UNUSED)
 
@@ -169,11 +171,9 @@ class Execs:
 
         (And no copies of pageable memory; but here memory of the process counts as the device's.)
         """
-        for node in graph.nodes:
-            if graph.is_body() and node.work.kind not in BODY_KINDS:
+        for node in graph.walk():
+            if node.graph.is_body() and node.work.kind not in IN_BODIES:
                 raise NotInstantiable(INVALID_VALUE, _UNSUPPORTED_NODE, node)
-            for child in node.work.child_graphs():
-                self._check_bodies(child)
 
     def _check_device_launch(self, graph: GraphData) -> None:
         for node in graph.nodes:
@@ -196,7 +196,8 @@ class Execs:
         self.world.afterwards(lambda: self._run(executable))
 
     def _free_leftovers(self, executable: Exec) -> None:
-        addresses = _allocations(executable.graph)
+        works = [node.work for node in executable.graph.walk()]
+        addresses = [work.address for work in works if isinstance(work, MemAlloc)]
         out = [each for each in addresses if self.memory.is_allocated_by_graph(each)]
         if out and not executable.flags & AUTO_FREE:
             raise Refusal(INVALID_VALUE)
@@ -253,7 +254,7 @@ class Execs:
         twin = self.twin(executable, node)
         rules = UpdateRules(self.memory, executable.flags)
         new = keep_attributes(twin.work, work)
-        if rules.refusal(twin.work, new) != DONE:
+        if rules.refusal(twin.work, new) != UpdateResult.SUCCESS:
             raise Refusal(INVALID_VALUE)
         twin.replace(new)
 
@@ -277,11 +278,9 @@ class Execs:
         self._swap_user_objects(executable.graph, graph)
 
     def _swap_user_objects(self, mine: GraphData, theirs: GraphData) -> None:
-        before, mine.user_objects = mine.user_objects, dict(theirs.user_objects)
-        for address, count in theirs.user_objects.items():
-            self.graphs.users.retain(address, count)
-        for address, count in before.items():
-            self.graphs.users.release(address, count)
+        before = mine.user_objects
+        mine.user_objects = self.graphs.users.retained(theirs.user_objects)
+        self.graphs.users.release_all(before)
 
 
 class NotInstantiable(Refusal):
@@ -292,39 +291,6 @@ class NotInstantiable(Refusal):
         self.why, self.node = why, node
 
 
-def _conditionals(graph: GraphData) -> list[ConditionalOp]:
-    found: list[ConditionalOp] = []
-    for node in graph.nodes:
-        if isinstance(node.work, ConditionalOp):
-            found.append(node.work)
-        for child in node.work.child_graphs():
-            found += _conditionals(child)
-    return found
-
-
-def _allocations(graph: GraphData) -> list[int]:
-    found: list[int] = []
-    for node in graph.nodes:
-        if isinstance(node.work, MemAlloc):
-            found.append(node.work.address)
-        for child in node.work.child_graphs():
-            found += _allocations(child)
-    return found
-
-
-def _bodies(graph: GraphData) -> list[GraphData]:
-    return [body for work in _conditionals(graph) for body in work.bodies]
-
-
-def _collect_twins(template: GraphData, copy: GraphData, twins: dict[int, NodeData]) -> None:
-    for node, twin in zip(template.nodes, copy.nodes, strict=True):
-        twins[node.address] = twin
-        for inner, inner_copy in zip(
-            node.work.child_graphs(), twin.work.child_graphs(), strict=True
-        ):
-            _collect_twins(inner, inner_copy, twins)
-
-
 def _update_defaults(mine: GraphData, theirs: GraphData) -> None:
-    for old, new in zip(_conditionals(mine), _conditionals(theirs), strict=True):
+    for old, new in zip(mine.conditional_works(), theirs.conditional_works(), strict=True):
         mine.conditionals[old.handle] = theirs.root().conditionals[new.handle]

@@ -7,29 +7,25 @@ every handle below it invalid, and a copy must know which node came from which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from .._driver.enums import CHILD, CONDITIONAL, IF, MEM_ALLOC, MEM_FREE, SWITCH
-from .memory import SimulatedMemory
-from .users import UserObjects
-from .world import (
+from .._driver.enums import (
+    CHILD,
+    CONDITIONAL,
+    IF,
     INVALID_VALUE,
+    MEM_ALLOC,
+    MEM_FREE,
     NOT_SUPPORTED,
     SUCCESS,
-    Code,
-    Handle,
-    Refusal,
-    Registry,
-    World,
-    new_address,
-    new_identity,
-    types,
+    SWITCH,
 )
-
-#: What a conditional's body may hold (kernel, copies, fills, children, empty, conditionals).
-BODY_KINDS = {0, 1, 2, 4, 5, 13}
+from .._driver.node_params import Work
+from .memory import SimulatedMemory
+from .users import UserObjects
+from .world import Code, Handle, Refusal, Registry, World, new_address, new_identity, types
 
 
 @dataclass
@@ -47,10 +43,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Op:
-    """A description of what one node, or one eager call, does."""
-
-    kind: ClassVar[int]
+class Op(Work):
+    """A description of what one node, or one eager call, does: a value that can be run."""
 
     def run(self, run: Run) -> None:
         """Do it now."""
@@ -65,7 +59,7 @@ class Op:
 
     def title(self) -> str:
         """A word or name for messages and DOT files."""
-        return type(self).__name__.lower()
+        return type(self).__name__.removesuffix("Op").lower()
 
 
 class EdgeData(NamedTuple):
@@ -173,12 +167,20 @@ class GraphData:
     def leaves(self) -> list[NodeData]:
         return [node for node in self.nodes if not node.dependents]
 
-    def holds(self, kinds: set[int]) -> bool:
+    def holds(self, kinds: Container[int]) -> bool:
         """Whether a node of such a kind is anywhere inside."""
-        return any(
-            node.work.kind in kinds or any(child.holds(kinds) for child in node.work.child_graphs())
-            for node in self.nodes
-        )
+        return any(node.work.kind in kinds for node in self.walk())
+
+    def walk(self) -> Iterator[NodeData]:
+        """The nodes, behind each of them those of the graphs inside it."""
+        for node in self.nodes:
+            yield node
+            for child in node.work.child_graphs():
+                yield from child.walk()
+
+    def conditional_works(self) -> list[ConditionalOp]:
+        """What the conditional nodes do, those of the graphs inside too."""
+        return [node.work for node in self.walk() if isinstance(node.work, ConditionalOp)]
 
     def in_order(self) -> list[NodeData] | None:
         """The nodes in topological order, ties by insertion; None if there is a cycle."""
@@ -196,27 +198,11 @@ class GraphData:
 
     def node_in_cycle(self) -> NodeData | None:
         """One node of a cycle, here or in a graph inside."""
-        if self.in_order() is None:
-            return next(node for node in self.nodes if _reaches(node, node))
-        for node in self.nodes:
-            for child in node.work.child_graphs():
-                found = child.node_in_cycle()
-                if found is not None:
-                    return found
-        return None
-
-
-def _reaches(start: NodeData, goal: NodeData) -> bool:
-    seen: set[NodeData] = set()
-    stack = list(start.dependents)
-    while stack:
-        node = stack.pop()
-        if node is goal:
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.dependents)
-    return False
+        inside = [child for node in self.walk() for child in node.work.child_graphs()]
+        looped = next((graph for graph in (self, *inside) if graph.in_order() is None), None)
+        if looped is None:
+            return None
+        return next(node for node in looped.nodes if node in ancestors(node.dependencies))
 
 
 def ancestors(nodes: Iterable[NodeData]) -> set[NodeData]:
@@ -280,9 +266,7 @@ class Graphs:
             link(copy.cloned_from[source.address], copy.cloned_from[target.address], edge)
         copy.exits = {copy.cloned_from[node.address]: None for node in graph.exits}
         copy.conditionals = dict(graph.conditionals)
-        for address, count in graph.user_objects.items():
-            self.users.retain(address, count)
-            copy.user_objects[address] = count
+        copy.user_objects = self.users.retained(graph.user_objects)
         return copy
 
     # ---- taking apart
@@ -292,8 +276,7 @@ class Graphs:
         self.live.forget(graph.address)
         for node in list(graph.nodes):
             self._forget_node(node)
-        for address, count in graph.user_objects.items():
-            self.users.release(address, count)
+        self.users.release_all(graph.user_objects)
         graph.user_objects = {}
 
     def remove(self, node: NodeData) -> None:

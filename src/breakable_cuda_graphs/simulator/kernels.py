@@ -18,21 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .world import (
-    INVALID_HANDLE,
-    INVALID_VALUE,
-    Handle,
-    Refusal,
-    address_of,
-    as_int,
-    new_address,
-    types,
-)
-
-Dim = tuple[int, int, int]
-
-_POINTER = ctypes.sizeof(ctypes.c_void_p)
-_END, _BUFFER, _SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_*
+from .._driver.enums import INVALID_HANDLE, INVALID_VALUE
+from .._driver.kernel_params import packed_buffer
+from .._driver.node_params import Dim
+from .._driver.set_params import argument_table, packed_arguments
+from .world import Handle, Refusal, address_of, as_int, new_address, types
 
 #: Weak: a kernel lives as long as its maker or a node that launches it.
 _kernels: weakref.WeakValueDictionary[int, SimulatedKernel] = weakref.WeakValueDictionary()
@@ -125,7 +115,7 @@ def copy_arguments(kernel: SimulatedKernel, params: Any, extra: Any) -> tuple[by
     table = address_of(params)
     if table:
         return _from_table(kernel, table)
-    packed = _packed_buffer(address_of(extra))
+    packed = packed_buffer(address_of(extra))
     if not packed:
         raise Refusal(INVALID_VALUE)
     return tuple(packed[at : at + size].ljust(size, b"\0") for at, size in kernel.layout)
@@ -169,28 +159,13 @@ def _argument_bytes(value: Any, kind: Any, size: int) -> bytes:
     return data[:size]
 
 
-def _packed_buffer(extra: int) -> bytes:
-    buffer, size, at = 0, 0, extra
-    while at:
-        key = ctypes.c_size_t.from_address(at).value
-        if key == _END:
-            break
-        value = ctypes.c_size_t.from_address(at + _POINTER).value
-        if key == _BUFFER:
-            buffer = value
-        elif key == _SIZE:
-            size = ctypes.c_size_t.from_address(value).value
-        at += 2 * _POINTER
-    return ctypes.string_at(buffer, size) if buffer and size else b""
-
-
 @dataclass(frozen=True)
 class ArgumentBuffers:
     """Memory of the driver's own that shows a node's arguments: valid as long as this lives."""
 
     kernel_params: int
     extra: int
-    keep: tuple[Any, ...]
+    keep: object
 
 
 def expose_arguments(
@@ -198,25 +173,12 @@ def expose_arguments(
 ) -> ArgumentBuffers:
     """Copies of the arguments behind the form in which a node shows them; none for no arguments."""
     if not arguments:
-        return ArgumentBuffers(0, 0, ())
+        return ArgumentBuffers(0, 0, None)
     if packed:
-        return _expose_packed(kernel, arguments)
-    blobs = [ctypes.create_string_buffer(data, len(data)) for data in arguments]
-    table = (ctypes.c_void_p * max(len(blobs), 1))(*(ctypes.addressof(blob) for blob in blobs))
-    return ArgumentBuffers(ctypes.addressof(table), 0, (table, *blobs))
-
-
-def _expose_packed(kernel: SimulatedKernel, arguments: tuple[bytes, ...]) -> ArgumentBuffers:
-    end = max((at + size for at, size in kernel.layout), default=0)
-    packed = bytearray(end)
-    for (at, size), data in zip(kernel.layout, arguments, strict=True):
-        packed[at : at + size] = data
-    buffer = ctypes.create_string_buffer(bytes(packed), max(end, 1))
-    size_cell = ctypes.c_size_t(end)
-    extra = (ctypes.c_size_t * 5)(
-        _BUFFER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(size_cell), _END
-    )
-    return ArgumentBuffers(0, ctypes.addressof(extra), (buffer, size_cell, extra))
+        extra, keep, _ = packed_arguments(kernel.layout, arguments)
+        return ArgumentBuffers(0, extra, keep)
+    table, keep, _ = argument_table(arguments)
+    return ArgumentBuffers(table, 0, keep)
 
 
 # ---------------------------------------------------------------- inside a running kernel

@@ -15,13 +15,12 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from .._driver.enums import DEVICE_MEMORY, INVALID_VALUE, OUT_OF_MEMORY
 from .contexts import TOTAL_MEMORY, Context
-from .world import INVALID_VALUE, OUT_OF_MEMORY, Refusal, World
+from .world import Refusal, World
 
 _POISON = 0xA5
 _ALIGNMENT = 256
-
-HOST, DEVICE = 1, 2  # CUmemorytype
 
 
 @dataclass(eq=False)
@@ -38,7 +37,7 @@ class MemoryBlock:
 
     @property
     def name(self) -> str:
-        kind = "device" if self.memory_type == DEVICE else "pinned host"
+        kind = "device" if self.memory_type == DEVICE_MEMORY else "pinned host"
         return f"{kind} memory {self.address:#x} ({self.size} bytes)"
 
 
@@ -120,7 +119,7 @@ class SimulatedMemory:
 
     def reserve_for_graph(self, size: int, context: Context) -> MemoryBlock:
         """An address for an allocation node; nothing may use it before the node has run."""
-        block = self.allocate(size, DEVICE, context)
+        block = self.allocate(size, DEVICE_MEMORY, context)
         block.graph_state = "free"
         return block
 

@@ -12,27 +12,25 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, replace
 
-from .._driver.enums import (
-    BATCH_MEM_OP,
-    EMPTY,
-    HOST,
-    KERNEL,
-    MEM_ALLOC,
-    MEM_FREE,
-    MEMCPY,
-    MEMSET,
-    WAIT_32,
-    WAIT_64,
-    WRITE_32,
+from .._driver.enums import ILLEGAL_ADDRESS, KERNEL, LAUNCH_FAILED
+from .._driver.node_params import (
+    Allocation,
+    Batch,
+    Copy,
+    Dim,
+    Empty,
+    End,
+    Fill,
+    HostCall,
+    MemoryOperation,
+    Release,
 )
 from .graphs import Op, Run
-from .kernels import Dim, Launch, SimulatedKernel, run_kernel
-from .world import ILLEGAL_ADDRESS, LAUNCH_FAILED
+from .kernels import Launch, SimulatedKernel, run_kernel
 
 
-@dataclass(frozen=True)
-class EmptyOp(Op):
-    kind = EMPTY
+class EmptyOp(Empty, Op):
+    """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,86 +75,38 @@ class KernelOp(Op):
         return self.kernel.name
 
 
-@dataclass(frozen=True)
-class CopyEnd:
-    """One end of a copy: the fields of CUDA_MEMCPY3D for it."""
-
-    memory_type: int
-    address: int
-    x: int = 0
-    y: int = 0
-    z: int = 0
-    pitch: int = 0
-    height: int = 0
-
-    def row(self, y: int, z: int) -> int:
-        """Address of one row."""
-        return self.address + self.x + (self.y + y + (self.z + z) * self.height) * self.pitch
-
-
-@dataclass(frozen=True)
-class Memcpy(Op):
-    kind = MEMCPY
-    destination: CopyEnd
-    source: CopyEnd
-    width: int
-    height: int = 1
-    depth: int = 1
-    context: int = 0
-
-    @property
-    def one_dimensional(self) -> bool:
-        return self.height <= 1 and self.depth <= 1
+class Memcpy(Copy, Op):
+    """A copy that can be done."""
 
     def run(self, run: Run) -> None:
-        for place in (self.destination, self.source):
-            if run.memory.refuse_range(place.row(0, 0), self.extent(place), "a copy"):
+        for end in (self.dst, self.src):
+            if run.memory.refuse_range(end.start, self.extent(end), "a copy"):
                 run.fail(ILLEGAL_ADDRESS)
                 return
         for z in range(self.depth):
             for y in range(self.height):
-                ctypes.memmove(self.destination.row(y, z), self.source.row(y, z), self.width)
+                ctypes.memmove(self.dst.row(y, z), self.src.row(y, z), self.width)
 
-    def extent(self, place: CopyEnd) -> int:
-        """Bytes from the first to the last one of an end."""
-        if not (self.width and self.height and self.depth):
-            return 0
-        return place.row(self.height - 1, self.depth - 1) - place.row(0, 0) + self.width
+    def extent(self, end: End) -> int:
+        """Bytes from the first to the last one of an end, of a copy that may be empty."""
+        return self.span(end) if self.width and self.height and self.depth else 0
 
 
-@dataclass(frozen=True)
-class Memset(Op):
-    kind = MEMSET
-    destination: int
-    value: int
-    element_size: int
-    width: int
-    height: int = 1
-    pitch: int = 0
-    context: int = 0
-
-    @property
-    def extent(self) -> int:
-        """Bytes from the first to the last one."""
-        row = self.width * self.element_size
-        return (self.height - 1) * self.pitch + row if self.height else 0
+class Memset(Fill, Op):
+    """A fill that can be done."""
 
     def run(self, run: Run) -> None:
-        row_bytes = self.width * self.element_size
-        if run.memory.refuse_range(self.destination, self.extent, "a fill"):
+        if run.memory.refuse_range(self.dst, self.span, "a fill"):
             run.fail(ILLEGAL_ADDRESS)
             return
         element = (self.value % (1 << 8 * self.element_size)).to_bytes(self.element_size, "little")
         row = element * self.width
         for y in range(self.height):
-            ctypes.memmove(self.destination + y * self.pitch, row, row_bytes)
+            ctypes.memmove(self.dst + y * self.pitch, row, len(row))
 
 
 @dataclass(frozen=True)
-class Host(Op):
-    kind = HOST
-    function: int
-    user_data: int
+class Host(HostCall, Op):
     #: `cuLaunchHostFunc` of the bindings wraps the function in something that frees itself after
     #: its first call: a second replay crashed the process on the device.
     calls: list[int] | None = None
@@ -175,75 +125,51 @@ class Host(Op):
         run.fail(run.world.run_foreign("a host callback", lambda: callback(self.user_data)))
 
 
-@dataclass(frozen=True)
-class MemAlloc(Op):
-    kind = MEM_ALLOC
-    address: int
-    size: int
-    device: int = 0
+class MemAlloc(Allocation, Op):
+    """An allocation that can be done."""
 
     def run(self, run: Run) -> None:
         run.memory.graph_allocates(self.address)
 
 
-@dataclass(frozen=True)
-class MemFree(Op):
-    kind = MEM_FREE
-    address: int
+class MemFree(Release, Op):
+    """Its end."""
 
     def run(self, run: Run) -> None:
         if not run.memory.graph_frees(self.address):
             run.fail(ILLEGAL_ADDRESS)
 
 
-@dataclass(frozen=True)
-class WordOperation:
-    """A wait for, or a write of, one word."""
-
-    operation: int
-    address: int
-    value: int
-    flags: int
-
-    @property
-    def size(self) -> int:
-        return 4 if self.operation in (WAIT_32, WRITE_32) else 8
-
-    @property
-    def is_wait(self) -> bool:
-        return self.operation in (WAIT_32, WAIT_64)
-
-    def holds(self, word: int) -> bool:
-        """Whether a wait is over, by the lowest bits of its flags: >=, ==, &, nor."""
-        bits = 8 * self.size
-        mask = (1 << bits) - 1
-        distance = (word - self.value) & mask
-        at_least = distance < 1 << (bits - 1)  # cyclic
-        answers = (
-            at_least,
-            word == self.value,
-            bool(word & self.value),
-            bool(~(word | self.value) & mask),
-        )
-        return answers[self.flags & 3]
+def _is_over(wait: MemoryOperation, word: int) -> bool:
+    """Whether a wait is over, by the lowest bits of its flags: >=, ==, &, nor."""
+    bits = 8 * wait.nbytes
+    mask = (1 << bits) - 1
+    distance = (word - wait.value) & mask
+    at_least = distance < 1 << (bits - 1)  # cyclic
+    answers = (
+        at_least,
+        word == wait.value,
+        bool(word & wait.value),
+        bool(~(word | wait.value) & mask),
+    )
+    return answers[wait.flags & 3]
 
 
-@dataclass(frozen=True)
-class BatchMemOp(Op):
-    kind = BATCH_MEM_OP
-    operations: tuple[WordOperation, ...]
-    context: int = 0
+class BatchMemOp(Batch, Op):
+    """A batch that can be done."""
 
     def run(self, run: Run) -> None:
         for each in self.operations:
-            if run.memory.refuse_range(each.address, each.size, "a batch memory operation"):
+            if run.memory.refuse_range(each.address, each.nbytes, "a batch memory operation"):
                 run.fail(ILLEGAL_ADDRESS)
                 return
             if not each.is_wait:
-                ctypes.memmove(each.address, each.value.to_bytes(each.size, "little"), each.size)
+                ctypes.memmove(
+                    each.address, each.value.to_bytes(each.nbytes, "little"), each.nbytes
+                )
                 continue
-            word = int.from_bytes(ctypes.string_at(each.address, each.size), "little")
-            if not each.holds(word):  # nothing else runs meanwhile here
+            word = int.from_bytes(ctypes.string_at(each.address, each.nbytes), "little")
+            if not _is_over(each, word):  # nothing else runs meanwhile here
                 run.world.find(f"a wait for the word at {each.address:#x} would never end")
                 run.fail(LAUNCH_FAILED)
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+from .._driver.conditionals import CHOICE, CONDITION
 from .kernels import set_conditional
 
 
@@ -29,6 +30,6 @@ def _set_choice(handle: int, index: int, sign: int, size: int) -> None:
 
 #: The bodies by the names of the kernels.
 SETTERS: dict[str, Callable[..., None]] = {
-    "breakable_set_condition": _set_condition,
-    "breakable_set_choice": _set_choice,
+    CONDITION: _set_condition,
+    CHOICE: _set_choice,
 }

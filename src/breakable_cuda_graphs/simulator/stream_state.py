@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._driver.enums import EVENT_RECORD, EVENT_WAIT
+from .._driver.enums import EVENT_RECORD, EVENT_WAIT, NON_BLOCKING
 from .contexts import Context
 from .graphs import EdgeData, GraphData, NodeData, Op, Run
 from .world import new_address, new_identity, types
@@ -50,9 +50,6 @@ class Capture:
     let_go: set[NodeData] = field(default_factory=set)
     #: nodes that streams made; those that were added to the graph by hand need no join
     captured: set[NodeData] = field(default_factory=set)
-
-
-NON_BLOCKING = 1
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 The hard problem: one call means three things. On a stream that captures, work becomes a node; on
 the legacy default stream it would wait for every blocking stream of its context, which is an error
-while one of them captures; anywhere else it runs. `Streams.submit` is the one place that decides.
+while one of them captures; anywhere else it runs. `StreamTable.submit` is the one place that decides.
 
 There is no asynchrony: eager work has finished when the call returns. (Queries therefore never
 answer "not ready", and the order of eager work is the order of the calls.)
@@ -10,33 +10,26 @@ answer "not ready", and the order of eager work is the order of the calls.)
 
 from __future__ import annotations
 
-from .._driver.enums import PROGRAMMATIC
+from .._driver.enums import (
+    CONTEXT_IS_DESTROYED,
+    DEVICE_MEMORY,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    PROGRAMMATIC,
+)
 from .captures import Captures
 from .contexts import Context, Contexts
 from .graphs import EdgeData, Op, Run
 from .memory import SimulatedMemory
 from .nodes import Host, KernelOp, MemAlloc, MemFree
 from .stream_state import Event, Stream
-from .world import (
-    CONTEXT_IS_DESTROYED,
-    INVALID_HANDLE,
-    INVALID_VALUE,
-    Code,
-    Handle,
-    Refusal,
-    Registry,
-    World,
-    as_int,
-)
+from .world import Code, Handle, Refusal, Registry, World, as_int
 
 LEGACY, PER_THREAD = (0, 1), 2
 
-BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
 EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
-
-UNSUPPORTED = 900
 
 
 class StreamTable:
@@ -124,7 +117,7 @@ class StreamTable:
         """`cuMemAllocAsync`: memory now, or an allocation node."""
         if stream.capture is None:
             self.captures.guard_unsafe()
-            return self.memory.allocate(size, 2, stream.context).address if size else 0
+            return self.memory.allocate(size, DEVICE_MEMORY, stream.context).address if size else 0
         if not size:
             return 0
         block = self.memory.reserve_for_graph(size, stream.context)
@@ -144,7 +137,7 @@ class StreamTable:
         if self.memory.is_allocated_by_graph(address):
             self.memory.graph_frees(address)
         elif address:
-            self.memory.release(address, 2)
+            self.memory.release(address, DEVICE_MEMORY)
 
 
 def _is_programmatic(work: KernelOp) -> bool:

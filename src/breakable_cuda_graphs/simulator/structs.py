@@ -8,40 +8,43 @@ the process, and so does `repr`), and everything behind a pointer is copied befo
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from typing import Any
 
 from .._driver.enums import (
     ARRAY_MEMORY,
     BATCH_MEM_OP,
+    EMPTY,
+    EVENT_RECORD,
+    EVENT_WAIT,
+    HOST,
     HOST_MEMORY,
-    WAIT_32,
-    WAIT_64,
-    WRITE_32,
-    WRITE_64,
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NOT_SUPPORTED,
+)
+from .._driver.node_params import (
+    COUNT_AT,
+    OPERATION_BYTES,
+    OPERATIONS_AT,
+    Dim,
+    End,
+    batch_operations,
 )
 from .contexts import Contexts
 from .graphs import Op
-from .kernels import (
-    ArgumentBuffers,
-    Dim,
-    copy_arguments,
-    expose_arguments,
-    has_buffer,
-    has_table,
-    kernel_of,
-)
-from .nodes import BatchMemOp, CopyEnd, EmptyOp, Host, KernelOp, Memcpy, Memset, WordOperation
+from .kernels import ArgumentBuffers, copy_arguments, has_buffer, has_table, kernel_of
+from .nodes import BatchMemOp, EmptyOp, Host, KernelOp, Memcpy, Memset
 from .stream_state import Event, RecordEvent, WaitEvent
 from .streams import StreamTable
-from .world import INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, Handle, Refusal, as_int, types
+from .world import Handle, Refusal, as_int, types
 
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 _MOST_THREADS = (1024, 1024, 64)
 _MOST_SHARED = 48 << 10  # without cuFuncSetAttribute
 _ATTRIBUTE_BYTES = 64  # CUlaunchAttributeValue
-_COUNT, _OPERATIONS = 8, 16  # offsets in CUDA_BATCH_MEM_OP_NODE_PARAMS
-_OPERATION_BYTES = 48  # CUstreamBatchMemOpParams
 _PH_GRAPH_OUT, _CTX_OUT = 16, 24  # offsets in CUDA_CONDITIONAL_NODE_PARAMS
 
 
@@ -50,7 +53,7 @@ class OutsideLimits(Refusal):
 
 
 class Structs:
-    """Reads structs; needs to know contexts and events."""
+    """Reads structs, called as the driver's functions call them; needs to know contexts and events."""
 
     def __init__(self, contexts: Contexts, streams: StreamTable) -> None:
         self.contexts = contexts
@@ -58,18 +61,18 @@ class Structs:
 
     # ---- kernels
 
-    def kernel(self, params: Any) -> KernelOp:
+    def kernel(self, nodeParams: Any) -> KernelOp:
         """From CUDA_KERNEL_NODE_PARAMS, any version."""
-        if params is None:
+        if nodeParams is None:
             raise Refusal(INVALID_VALUE)
-        named = as_int(getattr(params, "ctx", 0))
+        named = as_int(getattr(nodeParams, "ctx", 0))
         return self.launch(
-            (params.func, getattr(params, "kern", 0)),
-            (params.gridDimX, params.gridDimY, params.gridDimZ),
-            (params.blockDimX, params.blockDimY, params.blockDimZ),
-            params.sharedMemBytes,
-            params.kernelParams,
-            params.extra,
+            (nodeParams.func, getattr(nodeParams, "kern", 0)),
+            (nodeParams.gridDimX, nodeParams.gridDimY, nodeParams.gridDimZ),
+            (nodeParams.blockDimX, nodeParams.blockDimY, nodeParams.blockDimZ),
+            nodeParams.sharedMemBytes,
+            nodeParams.kernelParams,
+            nodeParams.extra,
             named,
         )
 
@@ -107,20 +110,19 @@ class Structs:
 
     # ---- copies and fills
 
-    def memcpy(self, params: Any, ctx: Handle = 0) -> Memcpy:
+    def memcpy(self, copyParams: Any, ctx: Handle = 0) -> Memcpy:
         """From CUDA_MEMCPY3D."""
-        if params is None:
+        if copyParams is None:
             raise Refusal(INVALID_VALUE)
         work = Memcpy(
-            _place(params, "dst"),
-            _place(params, "src"),
-            params.WidthInBytes,
-            params.Height,
-            params.Depth,
+            _place(copyParams, "src"),
+            _place(copyParams, "dst"),
+            copyParams.WidthInBytes,
+            copyParams.Height,
+            copyParams.Depth,
             self.contexts.of(ctx).address,
         )
-        ends = (work.destination, work.source)
-        if work.height > 1 and any(place.pitch < work.width for place in ends):
+        if work.height > 1 and any(end.pitch < work.width for end in (work.src, work.dst)):
             raise Refusal(INVALID_VALUE)
         if not self.copy_fits(work):
             raise Refusal(INVALID_VALUE)
@@ -128,12 +130,11 @@ class Structs:
 
     def copy_fits(self, work: Memcpy) -> bool:
         """Whether both ends of a copy stay inside of the blocks that they begin in."""
-        ends = (work.destination, work.source)
-        return all(self._fits(place.row(0, 0), work.extent(place)) for place in ends)
+        return all(self._fits(end.start, work.extent(end)) for end in (work.src, work.dst))
 
-    def node_memcpy(self, params: Any, ctx: Handle = 0) -> Memcpy:
+    def node_memcpy(self, copyParams: Any, ctx: Handle = 0) -> Memcpy:
         """The same for a node, which has to copy something."""
-        work = self.memcpy(params, ctx)
+        work = self.memcpy(copyParams, ctx)
         if not (work.width and work.height and work.depth):
             raise Refusal(INVALID_VALUE)
         return work
@@ -143,35 +144,35 @@ class Structs:
         block = self.streams.memory.block_at(address)
         return block is None or address + size <= block.address + block.size
 
-    def memset(self, params: Any, ctx: Handle = 0) -> Memset:
+    def memset(self, memsetParams: Any, ctx: Handle = 0) -> Memset:
         """From CUDA_MEMSET_NODE_PARAMS, any version."""
-        if params is None or params.elementSize not in (1, 2, 4):
+        if memsetParams is None or memsetParams.elementSize not in (1, 2, 4):
             raise Refusal(INVALID_VALUE)
-        if not as_int(params.dst) or params.width < 1 or params.height < 1:
+        if not as_int(memsetParams.dst) or memsetParams.width < 1 or memsetParams.height < 1:
             raise Refusal(INVALID_VALUE)
         work = Memset(
-            as_int(params.dst),
-            params.value,
-            params.elementSize,
-            params.width,
-            params.height,
-            params.pitch,
+            as_int(memsetParams.dst),
+            memsetParams.value,
+            memsetParams.elementSize,
+            memsetParams.width,
+            memsetParams.height,
+            memsetParams.pitch,
             self.contexts.of(ctx).address,
         )
         row, size = work.width * work.element_size, work.element_size
-        if work.destination % size or (work.height > 1 and (work.pitch < row or work.pitch % size)):
+        if work.dst % size or (work.height > 1 and (work.pitch < row or work.pitch % size)):
             raise Refusal(INVALID_VALUE)
-        if not self._fits(work.destination, work.extent):
+        if not self._fits(work.dst, work.span):
             raise Refusal(INVALID_VALUE)
         return work
 
     # ---- the rest
 
-    def host(self, params: Any) -> Host:
+    def host(self, nodeParams: Any) -> Host:
         """From CUDA_HOST_NODE_PARAMS, any version."""
-        if params is None or not as_int(params.fn):
+        if nodeParams is None or not as_int(nodeParams.fn):
             raise Refusal(INVALID_VALUE)
-        return Host(as_int(params.fn), as_int(params.userData))
+        return Host(as_int(nodeParams.fn), as_int(nodeParams.userData))
 
     def record(self, event: Handle) -> RecordEvent:
         return RecordEvent(self._event(event))
@@ -184,50 +185,37 @@ class Structs:
             raise Refusal(INVALID_VALUE)
         return self.streams.events.get(handle)
 
-    def batch(self, params: Any) -> BatchMemOp:
+    def batch(self, nodeParams: Any) -> BatchMemOp:
         """From CUDA_BATCH_MEM_OP_NODE_PARAMS, any version."""
-        if params is None:
+        if nodeParams is None:
             raise Refusal(INVALID_VALUE)
-        start = params.getPtr()
-        count = ctypes.c_uint.from_address(start + _COUNT).value
-        at = ctypes.c_void_p.from_address(start + _OPERATIONS).value or 0
-        if not at or not count:
+        found = tuple(batch_operations(nodeParams))
+        if any(not each.nbytes for each in found):
+            raise Refusal(NOT_SUPPORTED)
+        if not found or any(not each.address or each.address % each.nbytes for each in found):
             raise Refusal(INVALID_VALUE)
-        found = tuple(_operation(at + place * _OPERATION_BYTES) for place in range(count))
-        return BatchMemOp(found, self.contexts.of(params.ctx).address)
+        return BatchMemOp(found, self.contexts.of(nodeParams.ctx).address)
 
-    def generic(self, params: Any) -> Op:
+    def generic(self, nodeParams: Any) -> Op:
         """From CUgraphNodeParams, for the kinds that need nothing but their parameters."""
-        kind = int(params.type)
-        if kind == 0:
-            return self.kernel(params.kernel)
-        if kind == 1:
-            return self.node_memcpy(params.memcpy.copyParams, params.memcpy.copyCtx)
-        if kind == 2:
-            return self.memset(params.memset, params.memset.ctx)
-        if kind == 3:
-            return self.host(params.host)
-        if kind == 5:
+        kind = int(nodeParams.type)
+        if kind == KERNEL:
+            return self.kernel(nodeParams.kernel)
+        if kind == MEMCPY:
+            return self.node_memcpy(nodeParams.memcpy.copyParams, nodeParams.memcpy.copyCtx)
+        if kind == MEMSET:
+            return self.memset(nodeParams.memset, nodeParams.memset.ctx)
+        if kind == HOST:
+            return self.host(nodeParams.host)
+        if kind == EMPTY:
             return EmptyOp()
-        if kind == 6:
-            return self.wait(params.eventWait.event)
-        if kind == 7:
-            return self.record(params.eventRecord.event)
+        if kind == EVENT_WAIT:
+            return self.wait(nodeParams.eventWait.event)
+        if kind == EVENT_RECORD:
+            return self.record(nodeParams.eventRecord.event)
         if kind == BATCH_MEM_OP:
-            return self.batch(params.memOp)
+            return self.batch(nodeParams.memOp)
         raise Refusal(NOT_SUPPORTED)
-
-
-def _operation(at: int) -> WordOperation:
-    """One CUstreamBatchMemOpParams, a union of structs that begin alike."""
-    operation = ctypes.c_uint.from_address(at).value
-    if operation not in (WAIT_32, WRITE_32, WAIT_64, WRITE_64):
-        raise Refusal(NOT_SUPPORTED)
-    address, value = (ctypes.c_uint64.from_address(at + place).value for place in (8, 16))
-    made = WordOperation(operation, address, value, ctypes.c_uint.from_address(at + 24).value)
-    if not address or address % made.size:
-        raise Refusal(INVALID_VALUE)
-    return replace(made, value=value & ((1 << 8 * made.size) - 1))
 
 
 def _launchable(grid: Dim, block: Dim, shared_bytes: int) -> bool:
@@ -238,7 +226,7 @@ def _launchable(grid: Dim, block: Dim, shared_bytes: int) -> bool:
     return fits and threads <= _MOST_THREADS[0] and 0 <= shared_bytes <= _MOST_SHARED
 
 
-def _place(params: Any, side: str) -> CopyEnd:
+def _place(params: Any, side: str) -> End:
     try:
         memory_type = int(getattr(params, f"{side}MemoryType"))
     except ValueError:  # never set
@@ -249,7 +237,7 @@ def _place(params: Any, side: str) -> CopyEnd:
     address = as_int(getattr(params, where))
     if not address:
         raise Refusal(INVALID_VALUE)
-    return CopyEnd(
+    return End(
         memory_type,
         address,
         *(int(getattr(params, side + name)) for name in ("XInBytes", "Y", "Z", "Pitch", "Height")),
@@ -259,15 +247,8 @@ def _place(params: Any, side: str) -> CopyEnd:
 # ---------------------------------------------------------------- towards the caller
 
 
-def kernel_struct(work: KernelOp, shown: ArgumentBuffers, kind: Any = None) -> Any:
-    """As CUDA_KERNEL_NODE_PARAMS whose pointers lead to the node's own memory."""
-    params = (kind or types.CUDA_KERNEL_NODE_PARAMS)()
-    fill_kernel(params, work, shown)
-    return params
-
-
-def fill_kernel(params: Any, work: KernelOp, shown: ArgumentBuffers) -> None:
-    """Write a kernel's description into a struct of any version."""
+def fill_kernel(params: Any, work: KernelOp, shown: ArgumentBuffers) -> Any:
+    """Write a kernel's description into a struct of any version, its pointers to the node's memory."""
     params.func = work.kernel.handle
     params.kern = work.kernel.kernel_handle
     params.ctx = types.CUcontext(work.context)
@@ -276,56 +257,22 @@ def fill_kernel(params: Any, work: KernelOp, shown: ArgumentBuffers) -> None:
     params.sharedMemBytes = work.shared_bytes
     params.kernelParams = shown.kernel_params
     params.extra = shown.extra
-
-
-def show(work: KernelOp) -> ArgumentBuffers:
-    """Memory that shows a kernel's arguments."""
-    return expose_arguments(work.kernel, work.arguments, packed=work.packed)
-
-
-def fill_memcpy(params: Any, work: Memcpy) -> None:
-    """Write a copy's description into CUDA_MEMCPY3D."""
-    for side, place in (("dst", work.destination), ("src", work.source)):
-        setattr(params, f"{side}MemoryType", types.CUmemorytype(place.memory_type))
-        if place.memory_type == HOST_MEMORY:
-            setattr(params, f"{side}Host", place.address)
-        else:
-            setattr(params, f"{side}Device", types.CUdeviceptr(place.address))
-        for name, value in zip(
-            ("XInBytes", "Y", "Z", "Pitch", "Height"),
-            (place.x, place.y, place.z, place.pitch, place.height),
-            strict=True,
-        ):
-            setattr(params, side + name, value)
-    params.WidthInBytes, params.Height, params.Depth = work.width, work.height, work.depth
-
-
-def fill_memset(params: Any, work: Memset) -> None:
-    """Write a fill's description into a struct of any version."""
-    params.dst = types.CUdeviceptr(work.destination)
-    params.value, params.elementSize = work.value, work.element_size
-    params.width, params.height, params.pitch = work.width, work.height, work.pitch
-
-
-def fill_host(params: Any, work: Host) -> None:
-    """Write a host call's description into a struct of any version."""
-    params.fn = types.CUhostFn(work.function)
-    params.userData = work.user_data
+    return params
 
 
 def publish_operations(params: Any, work: BatchMemOp) -> Any:
     """Write a batch's description into a struct; returns the array that it points at."""
-    array = ctypes.create_string_buffer(_OPERATION_BYTES * len(work.operations))
+    array = ctypes.create_string_buffer(OPERATION_BYTES * len(work.operations))
     for place, each in enumerate(work.operations):
-        at = ctypes.addressof(array) + place * _OPERATION_BYTES
+        at = ctypes.addressof(array) + place * OPERATION_BYTES
         ctypes.c_uint.from_address(at).value = each.operation
         ctypes.c_uint64.from_address(at + 8).value = each.address
         ctypes.c_uint64.from_address(at + 16).value = each.value
         ctypes.c_uint.from_address(at + 24).value = each.flags
     start = params.getPtr()
     ctypes.c_void_p.from_address(start).value = work.context
-    ctypes.c_uint.from_address(start + _COUNT).value = len(work.operations)
-    ctypes.c_void_p.from_address(start + _OPERATIONS).value = ctypes.addressof(array)
+    ctypes.c_uint.from_address(start + COUNT_AT).value = len(work.operations)
+    ctypes.c_void_p.from_address(start + OPERATIONS_AT).value = ctypes.addressof(array)
     return array
 
 

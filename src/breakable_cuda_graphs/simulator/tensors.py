@@ -18,7 +18,7 @@ outputs are poisoned. Views are not recorded. What has to read the device (`.ite
 boolean masks, printing) raises as CUDA does and invalidates the capture.
 
 Streams are handles; the current one is the calling thread's (`current_stream()`, `stream(handle)`).
-OperatorMode called on a stream that is not capturing run at once.
+Operators called on a stream that is not capturing run at once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ import torch
 from torch.utils import _python_dispatch as dispatching
 from torch.utils import _pytree as pytree
 
+from .._driver.enums import CAPTURE_INVALIDATED
 from .driver import SimulatedDriver
 from .kernels import SimulatedKernel
+from .stream_state import ACTIVE, INVALIDATED
 from .tensor_places import (
     ALLOCATES,
     ENTERS,
@@ -54,8 +56,6 @@ from .tensor_places import (
 from .torch_modes import HostReadMode, OperatorMode, leave_dispatch_mode, leave_function_mode
 
 __all__ = ["TensorRecorder", "current_stream", "stream"]
-
-_ACTIVE, _INVALIDATED = 1, 2
 
 
 # ---------------------------------------------------------------- the current stream
@@ -215,7 +215,8 @@ class TensorRecorder:
 
     def __init__(self, simulated_driver: SimulatedDriver) -> None:
         self._driver = simulated_driver
-        self._modes: tuple[OperatorMode, HostReadMode] | None = None  # while they are on torch's stacks
+        #: while they are on torch's stacks
+        self._modes: tuple[OperatorMode, HostReadMode] | None = None
         self._is_held = False
         self._thread: object = None  # whose stacks they are on
         self.is_recording = False
@@ -282,9 +283,9 @@ class TensorRecorder:
         if not self.is_recording:
             return func(*args, **kwargs)
         status = self._status()
-        if status == _INVALIDATED:
-            raise self._error(901, title(func))
-        if status != _ACTIVE:
+        if status == INVALIDATED:
+            raise self._error(CAPTURE_INVALIDATED, title(func))
+        if status != ACTIVE:
             return func(*args, **kwargs)
         if reads_device(func, args, kwargs):
             self.refuse(title(func))
@@ -349,7 +350,7 @@ class TensorRecorder:
 
     def _refuse_read(self, what: str) -> None:
         """The same for a read that is no operator, where a capture is open and still good."""
-        if self.is_recording and self._status() == _ACTIVE:
+        if self.is_recording and self._status() == ACTIVE:
             self.refuse(what)
 
     def _error(self, code: int, what: str) -> RuntimeError:

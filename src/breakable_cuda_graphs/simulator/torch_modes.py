@@ -54,18 +54,22 @@ class HostReadMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 def leave_dispatch_mode(mode: Any) -> None:
     """Leave a mode that may lie under modes which the user has entered since."""
-    above = []
-    while (top := dispatching._get_current_dispatch_mode()) is not mode and top is not None:
-        above.append(dispatching._pop_mode())
-    mode.__exit__(None, None, None)
-    for each in reversed(above):
-        dispatching._push_mode(each)
+    stack = dispatching
+    _leave(mode, stack._get_current_dispatch_mode, stack._pop_mode, stack._push_mode)
 
 
 def leave_function_mode(mode: Any) -> None:
+    """The same for the other kind, which has a stack of its own."""
+    stack = torch.overrides
+    _leave(mode, stack._get_current_function_mode, stack._pop_mode, stack._push_mode)
+
+
+def _leave(
+    mode: Any, current: Callable[[], Any], pop: Callable[[], Any], push: Callable[[Any], Any]
+) -> None:
     above = []
-    while (top := torch.overrides._get_current_function_mode()) is not mode and top is not None:
-        above.append(torch.overrides._pop_mode())
+    while (top := current()) is not mode and top is not None:
+        above.append(pop())
     mode.__exit__(None, None, None)
     for each in reversed(above):
-        torch.overrides._push_mode(each)
+        push(each)

@@ -11,22 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .._driver.enums import COOPERATIVE, DEVICE_UPDATABLE, PRIORITY
+from .._driver.enums import (
+    COOPERATIVE,
+    DEVICE_UPDATABLE,
+    NOT_SUPPORTED,
+    PRIORITY,
+    USE_NODE_PRIORITY,
+    UpdateResult,
+)
 from .graphs import ChildOp, ConditionalOp, GraphData, NodeData, Op
 from .memory import SimulatedMemory
 from .nodes import BatchMemOp, KernelOp, Memcpy, Memset
-from .world import NOT_SUPPORTED, Refusal
-
-# CUgraphExecUpdateResult
-DONE = 0
-TOPOLOGY_CHANGED = 2
-NODE_TYPE_CHANGED = 3
-PARAMETERS_CHANGED = 5
-UPDATE_NOT_SUPPORTED = 6
-UNSUPPORTED_FUNCTION_CHANGE = 7
-ATTRIBUTES_CHANGED = 8
-
-USE_NODE_PRIORITY = 8  # CUgraphInstantiate_flags
+from .world import Refusal
 
 
 class UpdateRefused(Exception):
@@ -57,45 +53,34 @@ class UpdateRules:
         """Why an executable's node cannot change so, as CUgraphExecUpdateResult; 0 if it can."""
         if isinstance(old, KernelOp) and isinstance(new, KernelOp):
             return self._kernel(old, new)
-        if old == new:
-            return DONE
+        if old.kind != new.kind:
+            return UpdateResult.NODE_TYPE_CHANGED
+        may = old == new or self._may_change(old, new)
+        return UpdateResult.SUCCESS if may else UpdateResult.PARAMETERS_CHANGED
+
+    def _may_change(self, old: Op, new: Op) -> bool:
+        """Whether a node that is no kernel may have these parameters instead of those."""
         if isinstance(old, Memcpy) and isinstance(new, Memcpy):
-            return self._memcpy(old, new)
+            ends = ((old.src, new.src), (old.dst, new.dst))
+            same = all(before.memory_type == after.memory_type for before, after in ends)
+            return same and old.is_flat and new.is_flat and bool(new.width and new.height)
         if isinstance(old, Memset) and isinstance(new, Memset):
-            return self._memset(old, new)
+            same = self._context(old.dst) is self._context(new.dst)
+            return same and _rows(old) == _rows(new)
         if isinstance(old, BatchMemOp) and isinstance(new, BatchMemOp):
-            return DONE if _operations(old) == _operations(new) else PARAMETERS_CHANGED
-        return DONE if old.kind == new.kind else NODE_TYPE_CHANGED
+            return _operations(old) == _operations(new)
+        return True
 
     def _kernel(self, old: KernelOp, new: KernelOp) -> int:
         if any(_flag(work, DEVICE_UPDATABLE) != b"\0" * 4 for work in (old, new)):
             raise Refusal(NOT_SUPPORTED)
         if new.context != old.context:
-            return UNSUPPORTED_FUNCTION_CHANGE
+            return UpdateResult.UNSUPPORTED_FUNCTION_CHANGE
         if _flag(old, COOPERATIVE) != _flag(new, COOPERATIVE):
-            return ATTRIBUTES_CHANGED
+            return UpdateResult.ATTRIBUTES_CHANGED
         if self.flags & USE_NODE_PRIORITY and _flag(old, PRIORITY) != _flag(new, PRIORITY):
-            return ATTRIBUTES_CHANGED
-        return DONE
-
-    def _memcpy(self, old: Memcpy, new: Memcpy) -> int:
-        if not (old.one_dimensional and new.one_dimensional and new.width and new.height):
-            return PARAMETERS_CHANGED
-        ends = ((old.source, new.source), (old.destination, new.destination))
-        same = all(before.memory_type == after.memory_type for before, after in ends)
-        return DONE if same else PARAMETERS_CHANGED
-
-    def _memset(self, old: Memset, new: Memset) -> int:
-        if old.height != new.height:
-            return PARAMETERS_CHANGED
-        if old.height > 1 and (old.width, old.element_size, old.pitch) != (
-            new.width,
-            new.element_size,
-            new.pitch,
-        ):
-            return PARAMETERS_CHANGED
-        home = self._context(old.destination), self._context(new.destination)
-        return DONE if home[0] is home[1] else PARAMETERS_CHANGED
+            return UpdateResult.ATTRIBUTES_CHANGED
+        return UpdateResult.SUCCESS
 
     def _context(self, address: int) -> object:
         block = self.memory.block_at(address)
@@ -113,13 +98,13 @@ class UpdateRules:
     def _node(self, before: NodeData, after: NodeData) -> list[NodeChange]:
         old, new = before.work, after.work
         if old.kind != new.kind:
-            raise UpdateRefused(NODE_TYPE_CHANGED, after)
+            raise UpdateRefused(UpdateResult.NODE_TYPE_CHANGED, after)
         if isinstance(old, ConditionalOp) and isinstance(new, ConditionalOp):
             if (old.choice, len(old.bodies)) != (new.choice, len(new.bodies)):
-                raise UpdateRefused(UPDATE_NOT_SUPPORTED, after)
+                raise UpdateRefused(UpdateResult.NOT_SUPPORTED, after)
         elif not isinstance(old, ChildOp):
             why = self.refusal(old, new)
-            if why != DONE:
+            if why != UpdateResult.SUCCESS:
                 raise UpdateRefused(why, after)
             return [NodeChange(before, keep_attributes(old, new))]
         inner: list[NodeChange] = []
@@ -142,15 +127,15 @@ def _pairs(old: GraphData, new: GraphData) -> dict[NodeData, NodeData]:
     waits for, in the order in which the edges were made.
     """
     if len(old.nodes) != len(new.nodes):
-        raise UpdateRefused(TOPOLOGY_CHANGED, None)
+        raise UpdateRefused(UpdateResult.TOPOLOGY_CHANGED, None)
     pairs: dict[NodeData, NodeData] = {}
     mine = list(old.exits)
     for theirs in reversed(new.exits):
         if not mine:
-            raise UpdateRefused(TOPOLOGY_CHANGED, theirs)
+            raise UpdateRefused(UpdateResult.TOPOLOGY_CHANGED, theirs)
         pairs[theirs] = mine.pop()
     if mine:
-        raise UpdateRefused(TOPOLOGY_CHANGED, None)
+        raise UpdateRefused(UpdateResult.TOPOLOGY_CHANGED, None)
     waiting = list(pairs)
     for after in waiting:
         waiting += _pair_dependencies(pairs[after], after, pairs)
@@ -162,7 +147,7 @@ def _pair_dependencies(
 ) -> list[NodeData]:
     """Pair what two paired nodes wait for; returns what has not been seen yet."""
     if len(before.dependencies) != len(after.dependencies):
-        raise UpdateRefused(TOPOLOGY_CHANGED, after)
+        raise UpdateRefused(UpdateResult.TOPOLOGY_CHANGED, after)
     found = []
     both = zip(before.dependencies.items(), after.dependencies.items(), strict=True)
     for (mine, edge), (theirs, wanted) in both:
@@ -170,12 +155,19 @@ def _pair_dependencies(
             pairs[theirs] = mine
             found.append(theirs)
         if pairs.get(theirs) is not mine or edge != wanted:
-            raise UpdateRefused(TOPOLOGY_CHANGED, after, theirs)
+            raise UpdateRefused(UpdateResult.TOPOLOGY_CHANGED, after, theirs)
     return found
 
 
 def _flag(work: KernelOp, attribute: int) -> bytes:
     return (work.attribute(attribute) or b"\0" * 4)[:4]
+
+
+def _rows(work: Memset) -> tuple[int, ...]:
+    """What of a fill may not change: the number of its rows, and all else of several."""
+    if work.height <= 1:
+        return (work.height,)
+    return work.height, work.width, work.element_size, work.pitch
 
 
 _FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH

@@ -8,9 +8,11 @@ driver. Here it runs at the end of the call that dropped the last reference.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .world import INVALID_VALUE, Refusal, Registry, World, new_address
+from .._driver.enums import INVALID_VALUE
+from .world import Refusal, Registry, World, new_address
 
 
 @dataclass(eq=False)
@@ -41,9 +43,16 @@ class UserObjects:
         self.live.add(thing.address, thing)
         return thing
 
-    def retain(self, address: int, count: int) -> None:
-        """More references by a graph."""
-        self.live.get(address).references += count
+    def retained(self, held: Mapping[int, int]) -> dict[int, int]:
+        """What another graph holds too: the same references once more."""
+        for address, count in held.items():
+            self.live.get(address).references += count
+        return dict(held)
+
+    def release_all(self, held: Mapping[int, int]) -> None:
+        """The references of a graph that is gone."""
+        for address, count in held.items():
+            self.release(address, count)
 
     def release(self, address: int, count: int) -> None:
         """Fewer references; the destructor runs with the last one."""

@@ -22,30 +22,13 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from .._driver import bindings
+from .._driver.enums import INVALID_VALUE, LAUNCH_FAILED, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS
 from .forks import ChildReports
 
 types: Any = bindings.types
 
 Handle = Any
 Code = int
-
-SUCCESS = 0
-INVALID_VALUE = 1
-OUT_OF_MEMORY = 2
-NOT_INITIALIZED = 3
-INVALID_DEVICE = 101
-INVALID_CONTEXT = 201
-INVALID_HANDLE = 400
-ILLEGAL_STATE = 401
-LOSSY_QUERY = 402
-NOT_FOUND = 500
-ILLEGAL_ADDRESS = 700
-CONTEXT_IS_DESTROYED = 709
-LAUNCH_FAILED = 719
-NOT_PERMITTED = 800
-NOT_SUPPORTED = 801
-UPDATE_FAILURE = 910
-INVALID_CLUSTER_SIZE = 912
 
 _addresses = itertools.count(0x7F5A_0000_0000, 0x40)
 _identities = itertools.count(1)
@@ -55,12 +38,11 @@ _WITHOUT_INIT = {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorSt
 
 
 class Refusal(Exception):
-    """A driver call that fails: carries the result code and what the outputs are then."""
+    """A driver call that fails, with this result code and no outputs."""
 
-    def __init__(self, code: Code, outputs: tuple[Any, ...] | None = None) -> None:
+    def __init__(self, code: Code) -> None:
         super().__init__(code)
         self.code = code
-        self.outputs = outputs
 
 
 class DriverLacksFunction(RuntimeError):
@@ -174,7 +156,7 @@ class World:
             code = self._finish()
         except Refusal as refusal:
             self._finish()
-            code, values = refusal.code, refusal.outputs or (None,) * outputs
+            code, values = refusal.code, (None,) * outputs
         finally:
             self.thread.afterwards.clear()  # something else than a refusal: the call did not happen
             self.thread.call = outer

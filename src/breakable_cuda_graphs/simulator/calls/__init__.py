@@ -3,7 +3,7 @@
 context_calls.py   devices, contexts, errors and versions
 stream_calls.py    streams and events
 capture_calls.py   begin, end and look at a capture
-memory_calls.py    allocations, copies, addresses
+memory_calls.py    allocations and addresses
 launch_calls.py    work that is given to a stream
 function_calls.py  functions and their parameters
 graph_calls.py     build graphs, read them, draw them

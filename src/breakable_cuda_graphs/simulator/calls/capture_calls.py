@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..captures import GLOBAL, IMPLICIT, RELAXED, THREAD_LOCAL, Captures
+from ..._driver.enums import CAPTURE_IMPLICIT, GLOBAL, INVALID_VALUE, RELAXED, THREAD_LOCAL
+from ..captures import Captures
 from ..graphs import EdgeData, Graphs, NodeData
 from ..stream_state import ACTIVE, NONE, Stream
 from ..streams import StreamTable
-from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, call, types
+from ..world import DriverCalls, Handle, Refusal, call, types
 
 
 class CaptureCalls(DriverCalls):
@@ -52,7 +53,7 @@ class CaptureCalls(DriverCalls):
 
     def _status(self, stream: Stream) -> int:
         if stream.legacy and self.captures.blocking_in(stream.context):
-            raise Refusal(IMPLICIT)
+            raise Refusal(CAPTURE_IMPLICIT)
         return stream.capture.status if stream.capture is not None else NONE
 
     @call(6)

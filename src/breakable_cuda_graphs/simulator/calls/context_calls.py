@@ -7,17 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..._driver.enums import INVALID_CONTEXT, INVALID_VALUE
 from ..contexts import ATTRIBUTES, TOTAL_MEMORY, Context, Contexts
-from ..world import (
-    INVALID_CONTEXT,
-    INVALID_VALUE,
-    DriverCalls,
-    Handle,
-    Refusal,
-    as_int,
-    call,
-    types,
-)
+from ..world import DriverCalls, Handle, Refusal, as_int, call, types
 
 
 class ContextCalls(DriverCalls):

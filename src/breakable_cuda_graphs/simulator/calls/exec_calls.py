@@ -7,30 +7,44 @@ result info with an error. Callers read it through the driver's C entry, so ther
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
-from ..._driver.enums import CHILD, KERNEL, MEMCPY, MEMSET
+from ..._driver.enums import (
+    AUTO_FREE,
+    CHILD,
+    DEVICE_LAUNCH,
+    INVALID_VALUE,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NOT_FOUND,
+    UPDATE_FAILURE,
+    UPLOAD,
+)
 from ..captures import Captures
-from ..execs import AUTO_FREE, DEVICE_LAUNCH, UPLOAD, Exec, Execs, NotInstantiable
+from ..execs import Exec, Execs, NotInstantiable
 from ..graphs import Graphs, NodeData, Op
 from ..streams import StreamTable
 from ..structs import Structs
 from ..updates import UpdateRefused
-from ..world import (
-    INVALID_VALUE,
-    NOT_FOUND,
-    UPDATE_FAILURE,
-    DriverCalls,
-    Handle,
-    Refusal,
-    as_int,
-    call,
-    types,
-)
+from ..world import DriverCalls, Handle, Refusal, as_int, call, types
 
 _FINE = 0  # CUDA_GRAPH_INSTANTIATE_SUCCESS
 _TOLD = AUTO_FREE | DEVICE_LAUNCH  # the flags that an executable tells afterwards
 _INFO_BYTES = 24  # CUgraphExecUpdateResultInfo: an enum and two handles
+
+
+def _changes(name: str, read: Callable[..., Op]) -> Callable[..., tuple[Any, ...]]:
+    """The call of a name that gives an executable's node the work which `read` takes from the rest."""
+
+    def answer(
+        self: ExecCalls, hGraphExec: Handle, hNode: Handle, *given: Any, **named: Any
+    ) -> None:
+        self._change(hGraphExec, hNode, read(self.structs, *given, **named))
+
+    answer.__name__ = name
+    return call()(answer)
 
 
 class ExecCalls(DriverCalls):
@@ -98,56 +112,29 @@ class ExecCalls(DriverCalls):
     def _change(self, executable: Handle, node: Handle, work: Op) -> None:
         self.execs.change(self.execs.live.get(executable), self.graphs.nodes.get(node), work)
 
-    @call()
-    def cuGraphExecKernelNodeSetParams(
-        self, hGraphExec: Handle, hNode: Handle, nodeParams: Any
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.kernel(nodeParams))
-
-    @call()
-    def cuGraphExecMemcpyNodeSetParams(
-        self, hGraphExec: Handle, hNode: Handle, copyParams: Any, ctx: Handle
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.node_memcpy(copyParams, ctx))
-
-    @call()
-    def cuGraphExecMemsetNodeSetParams(
-        self, hGraphExec: Handle, hNode: Handle, memsetParams: Any, ctx: Handle
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.memset(memsetParams, ctx))
-
-    @call()
-    def cuGraphExecHostNodeSetParams(
-        self, hGraphExec: Handle, hNode: Handle, nodeParams: Any
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.host(nodeParams))
-
-    @call()
-    def cuGraphExecEventRecordNodeSetEvent(
-        self, hGraphExec: Handle, hNode: Handle, event: Handle
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.record(event))
-
-    @call()
-    def cuGraphExecEventWaitNodeSetEvent(
-        self, hGraphExec: Handle, hNode: Handle, event: Handle
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.wait(event))
-
-    @call()
-    def cuGraphExecBatchMemOpNodeSetParams(
-        self, hGraphExec: Handle, hNode: Handle, nodeParams: Any
-    ) -> None:
-        self._change(hGraphExec, hNode, self.structs.batch(nodeParams))
+    cuGraphExecKernelNodeSetParams = _changes("cuGraphExecKernelNodeSetParams", Structs.kernel)
+    cuGraphExecMemcpyNodeSetParams = _changes("cuGraphExecMemcpyNodeSetParams", Structs.node_memcpy)
+    cuGraphExecMemsetNodeSetParams = _changes("cuGraphExecMemsetNodeSetParams", Structs.memset)
+    cuGraphExecHostNodeSetParams = _changes("cuGraphExecHostNodeSetParams", Structs.host)
+    cuGraphExecEventRecordNodeSetEvent = _changes(
+        "cuGraphExecEventRecordNodeSetEvent", Structs.record
+    )
+    cuGraphExecEventWaitNodeSetEvent = _changes("cuGraphExecEventWaitNodeSetEvent", Structs.wait)
+    cuGraphExecBatchMemOpNodeSetParams = _changes(
+        "cuGraphExecBatchMemOpNodeSetParams", Structs.batch
+    )
 
     @call()
     def cuGraphExecChildGraphNodeSetParams(
         self, hGraphExec: Handle, hNode: Handle, childGraph: Handle
     ) -> None:
+        self._change_child(hGraphExec, hNode, childGraph)
+
+    def _change_child(self, executable: Handle, node: Handle, graph: Handle) -> None:
         self.execs.change_child(
-            self.execs.live.get(hGraphExec),
-            self.graphs.nodes.get(hNode),
-            self.graphs.live.get(childGraph),
+            self.execs.live.get(executable),
+            self.graphs.nodes.get(node),
+            self.graphs.live.get(graph),
         )
 
     @call()
@@ -155,11 +142,7 @@ class ExecCalls(DriverCalls):
         if nodeParams is None:
             raise Refusal(INVALID_VALUE)
         if int(nodeParams.type) == CHILD:
-            self.execs.change_child(
-                self.execs.live.get(hGraphExec),
-                self.graphs.nodes.get(hNode),
-                self.graphs.live.get(nodeParams.graph.graph),
-            )
+            self._change_child(hGraphExec, hNode, nodeParams.graph.graph)
         else:
             self._change(hGraphExec, hNode, self.structs.generic(nodeParams))
 

@@ -1,4 +1,4 @@
-"""The calls of the simulated driver: modules, functions and their parameters.
+"""The calls of the simulated driver: functions and their parameters.
 
 The hard problem: a kernel with a Python body has to answer about its parameters as a compiled one does.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..._driver.enums import INVALID_VALUE
 from ..kernels import SimulatedKernel, kernel_of
-from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, as_int, call, types
-
-# ---------------------------------------------------------------- driver calls
+from ..world import DriverCalls, Handle, Refusal, as_int, call, types
 
 
 class FunctionCalls(DriverCalls):

@@ -7,10 +7,23 @@ struct and one of the few operations below: add a node, link two, list something
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..._driver.enums import CHILD, CONDITIONAL, KERNEL, MEM_ALLOC, MEM_FREE, SWITCH, WHILE
+from ..._driver.enums import (
+    ASSIGN_DEFAULT,
+    CHILD,
+    CONDITIONAL,
+    ILLEGAL_STATE,
+    INVALID_VALUE,
+    KERNEL,
+    MEM_ALLOC,
+    MEM_FREE,
+    MOVE,
+    NOT_SUPPORTED,
+    SWITCH,
+    WHILE,
+)
 from ..contexts import Contexts
 from ..graphs import (
     PLAIN,
@@ -26,22 +39,22 @@ from ..graphs import (
 )
 from ..nodes import EmptyOp, MemAlloc, MemFree
 from ..structs import Structs, publish_bodies
-from ..world import (
-    ILLEGAL_STATE,
-    INVALID_VALUE,
-    NOT_SUPPORTED,
-    DriverCalls,
-    Handle,
-    Refusal,
-    as_int,
-    call,
-    new_identity,
-    types,
-)
+from ..world import DriverCalls, Handle, Refusal, as_int, call, new_identity, types
 
-_MOVE = 1  # CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
-_ASSIGN_DEFAULT = 1
 _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
+
+def _adds(name: str, read: Callable[..., Op]) -> Callable[..., tuple[Any, ...]]:
+    """The call of a name that adds a node with the work which `read` takes from the rest."""
+
+    def answer(
+        self: TemplateCalls, hGraph: Handle, dependencies: Any, numDependencies: int,
+        *given: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        return self._add(hGraph, dependencies, numDependencies, read(self.structs, *given, **named))
+
+    answer.__name__ = name
+    return call(1)(answer)
 
 
 class TemplateCalls(DriverCalls):
@@ -102,63 +115,14 @@ class TemplateCalls(DriverCalls):
         found = self.graphs.dependencies(target, dependencies, None, count)
         return self.graphs.add(target, work, found).handle
 
-    @call(1)
-    def cuGraphAddEmptyNode(self, hGraph: Handle, dependencies: Any, numDependencies: int) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, EmptyOp())
-
-    @call(1)
-    def cuGraphAddKernelNode(
-        self, hGraph: Handle, dependencies: Any, numDependencies: int, nodeParams: Any
-    ) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, self.structs.kernel(nodeParams))
-
-    @call(1)
-    def cuGraphAddMemcpyNode(
-        self,
-        hGraph: Handle,
-        dependencies: Any,
-        numDependencies: int,
-        copyParams: Any,
-        ctx: Handle,
-    ) -> Any:
-        work = self.structs.node_memcpy(copyParams, ctx)
-        return self._add(hGraph, dependencies, numDependencies, work)
-
-    @call(1)
-    def cuGraphAddMemsetNode(
-        self,
-        hGraph: Handle,
-        dependencies: Any,
-        numDependencies: int,
-        memsetParams: Any,
-        ctx: Handle,
-    ) -> Any:
-        work = self.structs.memset(memsetParams, ctx)
-        return self._add(hGraph, dependencies, numDependencies, work)
-
-    @call(1)
-    def cuGraphAddHostNode(
-        self, hGraph: Handle, dependencies: Any, numDependencies: int, nodeParams: Any
-    ) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, self.structs.host(nodeParams))
-
-    @call(1)
-    def cuGraphAddEventRecordNode(
-        self, hGraph: Handle, dependencies: Any, numDependencies: int, event: Handle
-    ) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, self.structs.record(event))
-
-    @call(1)
-    def cuGraphAddEventWaitNode(
-        self, hGraph: Handle, dependencies: Any, numDependencies: int, event: Handle
-    ) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, self.structs.wait(event))
-
-    @call(1)
-    def cuGraphAddBatchMemOpNode(
-        self, hGraph: Handle, dependencies: Any, numDependencies: int, nodeParams: Any
-    ) -> Any:
-        return self._add(hGraph, dependencies, numDependencies, self.structs.batch(nodeParams))
+    cuGraphAddEmptyNode = _adds("cuGraphAddEmptyNode", lambda structs: EmptyOp())
+    cuGraphAddKernelNode = _adds("cuGraphAddKernelNode", Structs.kernel)
+    cuGraphAddMemcpyNode = _adds("cuGraphAddMemcpyNode", Structs.node_memcpy)
+    cuGraphAddMemsetNode = _adds("cuGraphAddMemsetNode", Structs.memset)
+    cuGraphAddHostNode = _adds("cuGraphAddHostNode", Structs.host)
+    cuGraphAddEventRecordNode = _adds("cuGraphAddEventRecordNode", Structs.record)
+    cuGraphAddEventWaitNode = _adds("cuGraphAddEventWaitNode", Structs.wait)
+    cuGraphAddBatchMemOpNode = _adds("cuGraphAddBatchMemOpNode", Structs.batch)
 
     @call(1)
     def cuGraphAddChildGraphNode(
@@ -211,7 +175,7 @@ class TemplateCalls(DriverCalls):
 
     def _child(self, params: Any) -> ChildOp:
         graph = self.graphs.live.get(params.graph)
-        if int(getattr(params, "ownership", 0)) != _MOVE:
+        if int(getattr(params, "ownership", 0)) != MOVE:
             return ChildOp(self.graphs.clone(graph))
         if graph.owner is not None or graph.captures or graph.holds({CONDITIONAL}):
             raise Refusal(NOT_SUPPORTED)
@@ -234,7 +198,7 @@ class TemplateCalls(DriverCalls):
     ) -> Any:
         graph = self.graphs.live.get(hGraph)
         self.contexts.live.get(ctx)  # this one is never the current one by default
-        if int(flags) not in (0, _ASSIGN_DEFAULT):
+        if int(flags) not in (0, ASSIGN_DEFAULT):
             raise Refusal(INVALID_VALUE)
         handle = new_identity()
         graph.root().conditionals[handle] = (defaultLaunchValue, bool(flags))
@@ -244,7 +208,9 @@ class TemplateCalls(DriverCalls):
         self, graph: GraphData, found: dict[NodeData, EdgeData], params: Any
     ) -> Any:
         handle, choice, size = int(params.handle), int(params.type), int(params.size)
-        if handle not in graph.root().conditionals or _uses_handle(graph.root(), handle):
+        root = graph.root()
+        used = (work.handle for work in root.conditional_works())
+        if handle not in root.conditionals or handle in used:
             raise Refusal(INVALID_VALUE)
         limit = 1 if choice == WHILE else size if choice == SWITCH else 2
         if not 1 <= size <= limit:
@@ -392,15 +358,6 @@ def _fits(source: NodeData, target: NodeData, edge: EdgeData) -> bool:
         return True
     kernels = source.work.kind == target.work.kind == KERNEL
     return edge.type == _PROGRAMMATIC and edge.from_port in (1, 2) and kernels
-
-
-def _uses_handle(graph: GraphData, handle: int) -> bool:
-    for node in graph.nodes:
-        if isinstance(node.work, ConditionalOp) and node.work.handle == handle:
-            return True
-        if any(_uses_handle(child, handle) for child in node.work.child_graphs()):
-            return True
-    return False
 
 
 def _padded(handles: list[Any], count: int) -> list[Any]:

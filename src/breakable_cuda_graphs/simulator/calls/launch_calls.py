@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._driver.enums import DEVICE_MEMORY, HOST_MEMORY, PRIORITY, UNIFIED_MEMORY, WRITE_64
+from ..._driver.enums import (
+    DEVICE_MEMORY,
+    HOST_MEMORY,
+    INVALID_VALUE,
+    PRIORITY,
+    UNIFIED_MEMORY,
+    WRITE_64,
+)
+from ..._driver.node_params import Dim, End, MemoryOperation
 from ..captures import Captures
 from ..contexts import Contexts
-from ..kernels import Dim
-from ..nodes import BatchMemOp, CopyEnd, Host, KernelOp, Memcpy, Memset, WordOperation
+from ..nodes import BatchMemOp, Host, Memcpy, Memset
 from ..stream_state import Stream
 from ..streams import StreamTable
 from ..structs import OutsideLimits, Structs, attribute_bytes
-from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, address_of, as_int, call
+from ..world import DriverCalls, Handle, Refusal, address_of, as_int, call
 
 
 class LaunchCalls(DriverCalls):
@@ -45,59 +52,42 @@ class LaunchCalls(DriverCalls):
         kernelParams: Any,
         extra: Any,
     ) -> None:
-        stream = self.streams.usable(hStream)
-        work = self._launch(
-            stream,
-            f,
-            (gridDimX, gridDimY, gridDimZ),
-            (blockDimX, blockDimY, blockDimZ),
-            sharedMemBytes,
-            kernelParams,
-            extra,
-            _attributes_of(stream.priority),
-        )
-        self.streams.submit(stream, work)
+        grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+        self._launch(hStream, f, grid, block, sharedMemBytes, kernelParams, extra, {})
+
+    @call()
+    def cuLaunchKernelEx(self, config: Any, f: Handle, kernelParams: Any, extra: Any) -> None:
+        if config is None:
+            raise Refusal(INVALID_VALUE)
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        attributes = (config.attrs or [])[: config.numAttrs]
+        given = {int(each.id): attribute_bytes(each.value) for each in attributes}
+        rest = (config.sharedMemBytes, kernelParams, extra, given)
+        self._launch(config.hStream, f, grid, block, *rest)
 
     def _launch(
         self,
-        stream: Stream,
+        handle: Handle,
         function: Handle,
         grid: Dim,
         block: Dim,
         shared_bytes: int,
         arguments: Any,
         extra: Any,
-        attributes: tuple[tuple[int, bytes], ...],
-    ) -> KernelOp:
+        given: dict[int, bytes],
+    ) -> None:
+        stream = self.streams.usable(handle)
+        attributes = tuple((_attributes_of(stream.priority) | given).items())
         context = stream.context.address
         try:
-            return self.structs.launch(
+            work = self.structs.launch(
                 (function,), grid, block, shared_bytes, arguments, extra, context, attributes
             )
         except OutsideLimits:
             if stream.capture is not None:
                 self.captures.invalidate(stream.capture)
             raise
-
-    @call()
-    def cuLaunchKernelEx(self, config: Any, f: Handle, kernelParams: Any, extra: Any) -> None:
-        if config is None:
-            raise Refusal(INVALID_VALUE)
-        stream = self.streams.usable(config.hStream)
-        given = {
-            int(each.id): attribute_bytes(each.value)
-            for each in (config.attrs or [])[: config.numAttrs]
-        }
-        work = self._launch(
-            stream,
-            f,
-            (config.gridDimX, config.gridDimY, config.gridDimZ),
-            (config.blockDimX, config.blockDimY, config.blockDimZ),
-            config.sharedMemBytes,
-            kernelParams,
-            extra,
-            tuple((dict(_attributes_of(stream.priority)) | given).items()),
-        )
         self.streams.submit(stream, work)
 
     @call()
@@ -106,13 +96,11 @@ class LaunchCalls(DriverCalls):
 
     # ---- copies
 
-    def _copy(
-        self, stream: Stream, destination: CopyEnd, source: CopyEnd, size: int, context: int = 0
-    ) -> None:
-        if size < 0 or (size and not (destination.address and source.address)):
+    def _copy(self, stream: Stream, dst: End, src: End, size: int) -> None:
+        if size < 0 or (size and not (dst.address and src.address)):
             raise Refusal(INVALID_VALUE)
         if size:
-            work = Memcpy(destination, source, size, context=context or stream.context.address)
+            work = Memcpy(src, dst, size, context=stream.context.address)
             if stream.capture is not None and not self.structs.copy_fits(work):
                 raise Refusal(INVALID_VALUE)
             self.streams.submit(stream, work)
@@ -198,7 +186,7 @@ class LaunchCalls(DriverCalls):
         target, address = self.streams.usable(stream), as_int(addr)
         if address % 8:
             raise Refusal(INVALID_VALUE)
-        word = WordOperation(WRITE_64, address, int(value), int(flags))
+        word = MemoryOperation(WRITE_64, address, int(value), int(flags))
         self.streams.submit(target, BatchMemOp((word,), target.context.address))
 
     @call()
@@ -226,20 +214,20 @@ class LaunchCalls(DriverCalls):
         self._fill(self._synchronous(), dstDevice, ui, 4, N)
 
 
-def _unified(address: Handle) -> CopyEnd:
-    return CopyEnd(UNIFIED_MEMORY, as_int(address))
+def _unified(address: Handle) -> End:
+    return End(UNIFIED_MEMORY, as_int(address))
 
 
-def _device(address: Handle) -> CopyEnd:
-    return CopyEnd(DEVICE_MEMORY, as_int(address))
+def _device(address: Handle) -> End:
+    return End(DEVICE_MEMORY, as_int(address))
 
 
-def _host(address: Any) -> CopyEnd:
-    return CopyEnd(HOST_MEMORY, address_of(address))
+def _host(address: Any) -> End:
+    return End(HOST_MEMORY, address_of(address))
 
 
-def _attributes_of(stream_priority: int) -> tuple[tuple[int, bytes], ...]:
+def _attributes_of(stream_priority: int) -> dict[int, bytes]:
     """What a captured kernel node takes over from its stream."""
     if not stream_priority:
-        return ()
-    return ((PRIORITY, stream_priority.to_bytes(4, "little", signed=True).ljust(64, b"\0")),)
+        return {}
+    return {PRIORITY: stream_priority.to_bytes(4, "little", signed=True).ljust(64, b"\0")}

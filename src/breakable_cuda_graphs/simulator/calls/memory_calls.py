@@ -1,29 +1,19 @@
-"""The calls of the simulated driver: allocations, copies and questions about addresses.
+"""The calls of the simulated driver: allocations, and questions about addresses.
 
-The hard problem: eager copies run at once, but not while they would harm a capture.
+The hard problem: a block may belong to an allocation node, and may still be taken and given back by calls
+outside of its graph. So each call asks first whose the block is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..._driver.enums import DEVICE_MEMORY, HOST_MEMORY, INVALID_VALUE, NOT_FOUND
+from ..captures import Captures
 from ..contexts import TOTAL_MEMORY, Contexts
-from ..memory import DEVICE, HOST, MemoryBlock, SimulatedMemory
-from ..world import (
-    INVALID_VALUE,
-    NOT_FOUND,
-    DriverCalls,
-    Handle,
-    Refusal,
-    address_of,
-    as_int,
-    call,
-    types,
-)
-
-if TYPE_CHECKING:
-    from ..captures import Captures
-    from ..streams import StreamTable
+from ..memory import MemoryBlock, SimulatedMemory
+from ..streams import StreamTable
+from ..world import DriverCalls, Handle, Refusal, address_of, as_int, call, types
 
 
 class MemoryCalls(DriverCalls):
@@ -37,7 +27,7 @@ class MemoryCalls(DriverCalls):
     @call(1)
     def cuMemAlloc(self, bytesize: int) -> Any:
         self.captures.guard_unsafe()
-        block = self.memory.allocate(bytesize, DEVICE, self.contexts.current())
+        block = self.memory.allocate(bytesize, DEVICE_MEMORY, self.contexts.current())
         return types.CUdeviceptr(block.address)
 
     @call()
@@ -46,28 +36,27 @@ class MemoryCalls(DriverCalls):
         if self.memory.is_allocated_by_graph(as_int(dptr)):
             self.memory.graph_frees(as_int(dptr))
         elif as_int(dptr):
-            self.memory.release(as_int(dptr), DEVICE)
+            self.memory.release(as_int(dptr), DEVICE_MEMORY)
 
     @call(1)
     def cuMemAllocHost(self, bytesize: int) -> int:
-        self.captures.guard_unsafe()
         return self._pinned(bytesize)
 
     @call(1)
     def cuMemHostAlloc(self, bytesize: int, Flags: int) -> int:
-        self.captures.guard_unsafe()
         return self._pinned(bytesize)
 
     def _pinned(self, size: int) -> int:
         """Nothing for nothing: the null address, which can be freed."""
+        self.captures.guard_unsafe()
         context = self.contexts.current()
-        return self.memory.allocate(size, HOST, context).address if size else 0
+        return self.memory.allocate(size, HOST_MEMORY, context).address if size else 0
 
     @call()
     def cuMemFreeHost(self, p: Any) -> None:
         self.captures.guard_unsafe()
         if address_of(p):
-            self.memory.release(address_of(p), HOST)
+            self.memory.release(address_of(p), HOST_MEMORY)
 
     @call(1)
     def cuMemAllocAsync(self, bytesize: int, hStream: Handle) -> Any:
@@ -106,7 +95,7 @@ def _pointer_attribute(block: MemoryBlock, attribute: int, address: int) -> Any:
         return types.CUmemorytype(block.memory_type)
     if attribute == 3:
         return types.CUdeviceptr(address)
-    if attribute == 4 and block.memory_type == HOST:
+    if attribute == 4 and block.memory_type == HOST_MEMORY:
         return address
     if attribute == 8:
         return False

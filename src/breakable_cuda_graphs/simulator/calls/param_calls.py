@@ -7,10 +7,20 @@ with its parameters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..._driver.enums import CLUSTER, PRIORITY, PROGRAMMATIC
+from ..._driver.enums import (
+    CLUSTER,
+    INVALID_CLUSTER_SIZE,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    PRIORITY,
+    PROGRAMMATIC,
+)
+from ..._driver.set_params import put_copy, put_fill, put_host
 from ..graphs import ChildOp, ConditionalOp, Graphs, NodeData, Op
+from ..kernels import expose_arguments
 from ..nodes import BatchMemOp, EmptyOp, Host, KernelOp, MemAlloc, Memcpy, MemFree, Memset
 from ..stream_state import RecordEvent, WaitEvent
 from ..streams import GREATEST_PRIORITY, LEAST_PRIORITY
@@ -18,27 +28,23 @@ from ..structs import (
     Structs,
     attribute_bytes,
     attribute_struct,
-    fill_host,
     fill_kernel,
-    fill_memcpy,
-    fill_memset,
-    kernel_struct,
     publish_bodies,
     publish_operations,
-    show,
 )
-from ..world import (
-    INVALID_CLUSTER_SIZE,
-    INVALID_VALUE,
-    NOT_SUPPORTED,
-    DriverCalls,
-    Handle,
-    Refusal,
-    call,
-    types,
-)
+from ..world import DriverCalls, Handle, Refusal, call, types
 
 W = TypeVar("W", bound=Op)
+
+
+def _sets(name: str, read: Callable[..., Op], since: int = 0) -> Callable[..., tuple[Any, ...]]:
+    """The call of a name that gives a node the work which `read` takes from its arguments."""
+
+    def answer(self: ParameterCalls, hNode: Handle, *given: Any, **named: Any) -> None:
+        self._set(hNode, read(self.structs, *given, **named))
+
+    answer.__name__ = name
+    return call(since=since)(answer)
 
 
 class ParameterCalls(DriverCalls):
@@ -67,16 +73,15 @@ class ParameterCalls(DriverCalls):
     @call(1)
     def cuGraphKernelNodeGetParams(self, hNode: Handle) -> Any:
         work = self._work(hNode, KernelOp)
-        return kernel_struct(work, _shown(self.graphs.nodes.get(hNode), work))
+        shown = _shown(self.graphs.nodes.get(hNode), work)
+        return fill_kernel(types.CUDA_KERNEL_NODE_PARAMS(), work, shown)
 
-    @call()
-    def cuGraphKernelNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.kernel(nodeParams))
+    cuGraphKernelNodeSetParams = _sets("cuGraphKernelNodeSetParams", Structs.kernel)
 
     @call(1)
     def cuGraphMemcpyNodeGetParams(self, hNode: Handle) -> Any:
         params = types.CUDA_MEMCPY3D()
-        fill_memcpy(params, self._work(hNode, Memcpy))
+        put_copy(params, self._work(hNode, Memcpy))
         return params
 
     @call()
@@ -86,7 +91,7 @@ class ParameterCalls(DriverCalls):
     @call(1)
     def cuGraphMemsetNodeGetParams(self, hNode: Handle) -> Any:
         params = types.CUDA_MEMSET_NODE_PARAMS()
-        fill_memset(params, self._work(hNode, Memset))
+        put_fill(params, self._work(hNode, Memset))
         return params
 
     @call()
@@ -96,28 +101,22 @@ class ParameterCalls(DriverCalls):
     @call(1)
     def cuGraphHostNodeGetParams(self, hNode: Handle) -> Any:
         params = types.CUDA_HOST_NODE_PARAMS()
-        fill_host(params, self._work(hNode, Host))
+        put_host(params, self._work(hNode, Host))
         return params
 
-    @call()
-    def cuGraphHostNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.host(nodeParams))
+    cuGraphHostNodeSetParams = _sets("cuGraphHostNodeSetParams", Structs.host)
 
     @call(1)
     def cuGraphEventRecordNodeGetEvent(self, hNode: Handle) -> Any:
         return self._work(hNode, RecordEvent).event.handle
 
-    @call()
-    def cuGraphEventRecordNodeSetEvent(self, hNode: Handle, event: Handle) -> None:
-        self._set(hNode, self.structs.record(event))
+    cuGraphEventRecordNodeSetEvent = _sets("cuGraphEventRecordNodeSetEvent", Structs.record)
 
     @call(1)
     def cuGraphEventWaitNodeGetEvent(self, hNode: Handle) -> Any:
         return self._work(hNode, WaitEvent).event.handle
 
-    @call()
-    def cuGraphEventWaitNodeSetEvent(self, hNode: Handle, event: Handle) -> None:
-        self._set(hNode, self.structs.wait(event))
+    cuGraphEventWaitNodeSetEvent = _sets("cuGraphEventWaitNodeSetEvent", Structs.wait)
 
     @call(1)
     def cuGraphBatchMemOpNodeGetParams(self, hNode: Handle) -> Any:
@@ -126,17 +125,11 @@ class ParameterCalls(DriverCalls):
         self.graphs.nodes.get(hNode).shown = publish_operations(params, work)
         return params
 
-    @call()
-    def cuGraphBatchMemOpNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.batch(nodeParams))
+    cuGraphBatchMemOpNodeSetParams = _sets("cuGraphBatchMemOpNodeSetParams", Structs.batch)
 
-    @call()
-    def cuGraphNodeSetParams(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.generic(nodeParams))
+    cuGraphNodeSetParams = _sets("cuGraphNodeSetParams", Structs.generic)
 
-    @call(since=13020)
-    def cuGraphNodeSetParams_v2(self, hNode: Handle, nodeParams: Any) -> None:
-        self._set(hNode, self.structs.generic(nodeParams))
+    cuGraphNodeSetParams_v2 = _sets("cuGraphNodeSetParams_v2", Structs.generic, since=13020)
 
     @call(1, since=13020)
     def cuGraphNodeGetParams(self, hNode: Handle) -> Any:
@@ -146,7 +139,7 @@ class ParameterCalls(DriverCalls):
     def cuGraphMemAllocNodeGetParams(self, hNode: Handle) -> Any:
         work = self._work(hNode, MemAlloc)
         params = types.CUDA_MEM_ALLOC_NODE_PARAMS()
-        params.bytesize, params.dptr = work.size, types.CUdeviceptr(work.address)
+        params.bytesize, params.dptr = work.nbytes, types.CUdeviceptr(work.address)
         return params
 
     @call(1)
@@ -194,7 +187,7 @@ def _check_cluster(work: KernelOp, value: Any) -> None:
 
 def _shown(node: NodeData, work: KernelOp) -> Any:
     if node.shown is None:
-        node.shown = show(work)
+        node.shown = expose_arguments(work.kernel, work.arguments, packed=work.packed)
     return node.shown
 
 
@@ -205,13 +198,13 @@ def _generic_struct(node: NodeData) -> Any:
     if isinstance(work, KernelOp):
         fill_kernel(params.kernel, work, _shown(node, work))
     elif isinstance(work, Memcpy):
-        fill_memcpy(params.memcpy.copyParams, work)
+        put_copy(params.memcpy.copyParams, work)
         params.memcpy.copyCtx = types.CUcontext(work.context)
     elif isinstance(work, Memset):
-        fill_memset(params.memset, work)
+        put_fill(params.memset, work)
         params.memset.ctx = types.CUcontext(work.context)
     elif isinstance(work, Host):
-        fill_host(params.host, work)
+        put_host(params.host, work)
     elif isinstance(work, RecordEvent):
         params.eventRecord.event = work.event.handle
     elif isinstance(work, WaitEvent):

@@ -7,37 +7,24 @@ has to ask which.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..contexts import Contexts
-from ..stream_state import NON_BLOCKING, CapturedState, Event, RecordEvent, Stream, WaitEvent
-from ..streams import (
+from ..._driver.enums import (
     BLOCKING_SYNC,
-    DISABLE_TIMING,
-    EXTERNAL,
-    GREATEST_PRIORITY,
-    INTERPROCESS,
-    LEAST_PRIORITY,
-    LEGACY,
-    PER_THREAD,
-    UNSUPPORTED,
-    StreamTable,
-)
-from ..world import (
+    CAPTURE_UNSUPPORTED,
     CONTEXT_IS_DESTROYED,
+    DISABLE_TIMING,
     ILLEGAL_STATE,
+    INTERPROCESS,
     INVALID_HANDLE,
     INVALID_VALUE,
-    DriverCalls,
-    Handle,
-    Refusal,
-    as_int,
-    call,
-    types,
+    NON_BLOCKING,
 )
-
-if TYPE_CHECKING:
-    from ..captures import Captures
+from ..captures import Captures
+from ..contexts import Contexts
+from ..stream_state import CapturedState, Event, RecordEvent, Stream, WaitEvent
+from ..streams import EXTERNAL, GREATEST_PRIORITY, LEAST_PRIORITY, LEGACY, PER_THREAD, StreamTable
+from ..world import DriverCalls, Handle, Refusal, as_int, call, types
 
 
 class StreamCalls(DriverCalls):
@@ -86,7 +73,7 @@ class StreamCalls(DriverCalls):
     def cuStreamGetId(self, hStream: Handle) -> int:
         stream = self.streams.get(hStream)
         if stream.capture is not None and not self.captures.is_sound(stream):
-            raise Refusal(UNSUPPORTED)
+            raise Refusal(CAPTURE_UNSUPPORTED)
         return stream.identity
 
     @call(1)

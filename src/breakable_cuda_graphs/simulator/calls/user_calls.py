@@ -6,16 +6,12 @@ has to come out even.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..._driver.enums import INVALID_VALUE, MOVE, NO_DESTRUCTOR_SYNC
+from ..graphs import Graphs
 from ..users import UserObjects
-from ..world import INVALID_VALUE, DriverCalls, Handle, Refusal, address_of, as_int, call, types
-
-if TYPE_CHECKING:
-    from ..graphs import Graphs
-
-_NO_DESTRUCTOR_SYNC = 1
-_MOVE = 1
+from ..world import DriverCalls, Handle, Refusal, address_of, as_int, call, types
 
 
 class UserObjectCalls(DriverCalls):
@@ -28,7 +24,7 @@ class UserObjectCalls(DriverCalls):
     def cuUserObjectCreate(
         self, ptr: Any, destroy: Handle, initialRefcount: int, flags: int
     ) -> Any:
-        if not as_int(destroy) or initialRefcount < 1 or int(flags) != _NO_DESTRUCTOR_SYNC:
+        if not as_int(destroy) or initialRefcount < 1 or int(flags) != NO_DESTRUCTOR_SYNC:
             raise Refusal(INVALID_VALUE)
         thing = self.users.create(address_of(ptr), as_int(destroy), initialRefcount)
         return types.CUuserObject(thing.address)
@@ -56,8 +52,8 @@ class UserObjectCalls(DriverCalls):
     ) -> None:
         target = self.graphs.live.get(graph)
         thing = self.users.live.get(object)
-        moved = int(flags) == _MOVE
-        if count < 1 or int(flags) not in (0, _MOVE) or (moved and count > thing.owned):
+        moved = int(flags) == MOVE
+        if count < 1 or int(flags) not in (0, MOVE) or (moved and count > thing.owned):
             raise Refusal(INVALID_VALUE)
         if moved:
             thing.owned -= count
