@@ -216,7 +216,9 @@ def paired(
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Spread:
-    return paired(first, second, lambda a, b: a / b)
+    """Round by round. A round in which the second took no time that shows tells nothing: it is left out."""
+    rounds = [(a, b) for a, b in zip(first, second, strict=False) if b]
+    return spread([a / b for a, b in rounds] or [float("nan")])
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Spread:

@@ -35,13 +35,11 @@ def _find(framework: Framework, known: dict[str, Arrays], value: Any) -> Arrays 
         return None
     if framework.arrays.owns(value):
         return framework.arrays
-    for name in loaded.NAMES:
-        module = loaded.loaded(framework.driver, name)
-        if module is not None:
-            if name not in known:
-                known[name] = _arrays_of(framework, name, module)
-            if known[name].owns(value):
-                return known[name]
+    for name in loaded.newly_loaded(framework.driver, ()):
+        if name not in known:
+            known[name] = _arrays_of(framework, name, loaded.loaded(framework.driver, name))
+        if known[name].owns(value):
+            return known[name]
     if interface_of(value) is None or framework.driver.simulated:
         return None
     return known.setdefault("foreign", ForeignArrays())
