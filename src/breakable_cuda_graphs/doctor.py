@@ -145,15 +145,12 @@ class _Driver:
 
     def __init__(self) -> None:
         self.driver: bindings.Driver | None = None
-        self.problem = ""
+        self.version, self.problem = 0, ""
         try:
             self.driver = bindings.Driver(bindings.types)
+            self.version = self.driver.version
         except Exception as error:
             self.problem = demo.reason(error)
-
-    @property
-    def version(self) -> int:
-        return int(self.driver.version) if self.driver is not None else 0
 
     def results(self) -> Iterator[CheckResult]:
         if self.driver is None:
@@ -189,11 +186,8 @@ class _Driver:
             gib = driver.cuDeviceTotalMem(device) / 2**30
             yield _ok(f"device {index}", f"{name}, sm_{major}{minor}, {gib:.0f} GiB")
 
-    # ---- feature gates
-
-    def features(self) -> Iterator[CheckResult]:
-        for gate in GATES:
-            yield gate.judge(bindings.types, self.version)
+    def features(self) -> list[CheckResult]:
+        return [gate.judge(bindings.types, self.version) for gate in GATES]
 
     # ---- trials
 

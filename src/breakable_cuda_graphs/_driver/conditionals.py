@@ -20,18 +20,8 @@ from typing import Any, NamedTuple
 
 from . import bindings, nvrtc
 from .enums import ASSIGN_DEFAULT, IF, SWITCH
+from .kernel_params import layout_of
 from .node_params import Conditional, Kernel
-
-__all__ = [
-    "Made",
-    "Parts",
-    "Scalar",
-    "add_nodes",
-    "new_handles",
-    "prepare",
-    "setter",
-    "with_handles",
-]
 
 types = bindings.types
 
@@ -124,16 +114,10 @@ def setter(driver: bindings.Driver, parts: Parts, scalar: Scalar, context: int) 
 
 
 def _launch(driver: bindings.Driver, name: str, packed: bytes, context: int) -> Kernel:
-    args, parameters, at = [], [], 0
-    for kind in _LAYOUTS[name]:
-        size = ctypes.sizeof(kind)
-        args.append(packed[at : at + size])
-        parameters.append((at, size))
-        at += size
+    parameters = layout_of(_LAYOUTS[name])
+    args = tuple(packed[at : at + size] for at, size in parameters)
     function = int(_function(driver, name))
-    return Kernel(
-        name, function, 0, context, (1, 1, 1), (1, 1, 1), 0, tuple(args), tuple(parameters)
-    )
+    return Kernel(name, function, 0, context, (1, 1, 1), (1, 1, 1), 0, args, parameters)
 
 
 def with_handles(work: Kernel, handles: dict[int, int]) -> Kernel:
@@ -145,7 +129,7 @@ def with_handles(work: Kernel, handles: dict[int, int]) -> Kernel:
     for place in places:
         (old,) = struct.unpack("<Q", args[place])
         args[place] = struct.pack("<Q", handles.get(old, old))
-    return Kernel(**{**work.__dict__, "args": tuple(args)})
+    return work.with_args(tuple(args))
 
 
 # ---------------------------------------------------------------- nodes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import bindings
@@ -159,6 +159,17 @@ def _read_layout(driver: bindings.Driver, function: Any) -> Layout:
             raise driver.error(call, code)
         parameters.append((int(offset), int(size)))
     return Layout(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters))
+
+
+def layout_of(parameters: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """(offset, size) of each ctypes type, aligned as the members of a C structure are."""
+    at, layout = 0, []
+    for parameter in parameters:
+        alignment = ctypes.alignment(parameter)
+        at = (at + alignment - 1) // alignment * alignment
+        layout.append((at, ctypes.sizeof(parameter)))
+        at += ctypes.sizeof(parameter)
+    return tuple(layout)
 
 
 def packed_buffer(extra: int) -> bytes:

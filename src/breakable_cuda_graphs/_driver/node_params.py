@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from . import bindings, kernel_params
 from .demangle import demangled
@@ -112,6 +112,10 @@ class Kernel(Work):
                 yield index, step * _WORD, value
 
 
+#: What CUDA_MEMCPY3D says of an end besides its memory, in the order of `End`.
+PLACE = ("XInBytes", "Y", "Z", "Pitch", "Height")
+
+
 @dataclass(frozen=True)
 class End:
     """One end of a copy: the fields of CUDA_MEMCPY3D for it; `address` is an array's handle."""
@@ -123,6 +127,17 @@ class End:
     z: int = 0
     pitch: int = 0
     height: int = 0
+
+    @classmethod
+    def read(cls, params: Any, side: str) -> End:
+        """From CUDA_MEMCPY3D; the memory type is 0 where it was never set, or is newer than the bindings."""
+        try:
+            memory_type = int(getattr(params, f"{side}MemoryType"))
+        except ValueError:
+            memory_type = 0
+        where = {HOST_MEMORY: "Host", ARRAY_MEMORY: "Array"}.get(memory_type, "Device")
+        address = int(getattr(params, side + where) or 0)
+        return cls(memory_type, address, *(int(getattr(params, side + name)) for name in PLACE))
 
     def row(self, y: int = 0, z: int = 0) -> int:
         """The address of a row's first byte."""
@@ -145,6 +160,12 @@ class Copy(Work):
     height: int = 1
     depth: int = 1
     context: int = 0
+
+    @classmethod
+    def read(cls, params: Any, context: int) -> Self:
+        """From CUDA_MEMCPY3D."""
+        ends = End.read(params, "src"), End.read(params, "dst")
+        return cls(*ends, params.WidthInBytes, params.Height, params.Depth, context)
 
     @property
     def is_flat(self) -> bool:
@@ -169,6 +190,12 @@ class Fill(Work):
     height: int = 1
     pitch: int = 0
     context: int = 0
+
+    @classmethod
+    def read(cls, params: Any, context: int) -> Self:
+        """From CUDA_MEMSET_NODE_PARAMS, any version."""
+        size = params.elementSize, params.width, params.height, params.pitch
+        return cls(int(params.dst), params.value, *size, context)
 
     @property
     def span(self) -> int:
@@ -346,27 +373,10 @@ class Reader:
         return None if found is None else found[0]
 
     def copy(self, node: Any) -> Copy:
-        params = self.driver.cuGraphMemcpyNodeGetParams(node)
-        return Copy(
-            _end(params, "src"),
-            _end(params, "dst"),
-            params.WidthInBytes,
-            params.Height,
-            params.Depth,
-            self._context,
-        )
+        return Copy.read(self.driver.cuGraphMemcpyNodeGetParams(node), self._context)
 
     def fill(self, node: Any) -> Fill:
-        params = self.driver.cuGraphMemsetNodeGetParams(node)
-        return Fill(
-            int(params.dst),
-            params.value,
-            params.elementSize,
-            params.width,
-            params.height,
-            params.pitch,
-            self._context,
-        )
+        return Fill.read(self.driver.cuGraphMemsetNodeGetParams(node), self._context)
 
     def host(self, node: Any) -> HostCall:
         params = self.driver.cuGraphHostNodeGetParams(node)
@@ -395,7 +405,7 @@ class Reader:
         params = self.driver.cuGraphBatchMemOpNodeGetParams(node)
         return Batch(tuple(batch_operations(params)), int(params.ctx))
 
-    def conditional(self, node: Any) -> Work:
+    def conditional(self, node: Any) -> Conditional:
         noted = self._known.get(int(node))
         if noted is not None:
             return noted
@@ -422,20 +432,6 @@ _READERS: dict[int, Any] = {
     BATCH_MEM_OP: Reader.batch,
     CONDITIONAL: Reader.conditional,
 }
-
-
-def _end(params: Any, side: str) -> End:
-    try:
-        memory_type = int(getattr(params, f"{side}MemoryType"))
-    except ValueError:  # never set, or newer than the bindings
-        memory_type = 0
-    where = {HOST_MEMORY: "Host", ARRAY_MEMORY: "Array"}.get(memory_type, "Device")
-    fields = ("XInBytes", "Y", "Z", "Pitch", "Height")
-    return End(
-        memory_type,
-        int(getattr(params, side + where) or 0),
-        *(int(getattr(params, side + name)) for name in fields),
-    )
 
 
 OPERATION_BYTES = 48  # CUstreamBatchMemOpParams

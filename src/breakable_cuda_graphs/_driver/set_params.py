@@ -29,6 +29,7 @@ from .enums import (
     UpdateResult,
 )
 from .node_params import (
+    PLACE,
     Allocation,
     Batch,
     Child,
@@ -211,7 +212,7 @@ def _put_end(params: Any, side: str, end: End) -> None:
     else:
         setattr(params, f"{side}Device", types.CUdeviceptr(end.address))
     values = (end.x, end.y, end.z, end.pitch, end.height)
-    for name, value in zip(("XInBytes", "Y", "Z", "Pitch", "Height"), values, strict=True):
+    for name, value in zip(PLACE, values, strict=True):
         setattr(params, side + name, value)
 
 
@@ -340,7 +341,8 @@ class UpdateRefusal(NamedTuple):
 #: CUgraphExecUpdateResult in words.
 UPDATE_RESULTS = {result.value: result.name for result in UpdateResult}
 
-_UPDATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+#: The C entry of `cuGraphExecUpdate`.
+UPDATE_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _UPDATE_VERSION = 12000
 
 
@@ -351,7 +353,7 @@ def update_exec(driver: bindings.Driver, executable: Any, graph: Any) -> UpdateR
     """
     address, _ = driver.cuGetProcAddress(b"cuGraphExecUpdate", _UPDATE_VERSION, 0)
     info = types.CUgraphExecUpdateResultInfo()
-    code = _UPDATE(int(address))(int(executable), int(graph), info.getPtr())
+    code = UPDATE_ENTRY(int(address))(int(executable), int(graph), info.getPtr())
     if code == 0:
         return None
     try:

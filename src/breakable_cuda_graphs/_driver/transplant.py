@@ -19,7 +19,7 @@ from typing import Any
 
 from . import bindings, conditionals, enums, kernel_params, set_params
 from .handles import GraphHandle
-from .node_params import Child, Conditional, Reader
+from .node_params import Child, Conditional, Kernel, Reader
 
 types = bindings.types
 
@@ -57,100 +57,84 @@ def transplant(
     """
     driver = ground.driver
     kinds = {kernel_params.node_type(driver, node) for node in driver.graph_nodes(source.value)}
-    planted = Planted()
     if not kinds <= MOVABLE:
-        _plant_child(ground, source, after, kinds, planted)
-    else:
-        _plant(ground, source.value, after, known, planted)
-    return planted
+        return _plant_child(ground, source, after, kinds)
+    planting = _Planting(ground, known)
+    planting.planted.nodes, roots = planting.plant(ground.graph, source.value, {})
+    pairs = [(earlier, root) for root in roots for earlier in after]
+    if pairs:
+        driver.add_dependencies(ground.graph, [a for a, _ in pairs], [b for _, b in pairs])
+    return planting.planted
 
 
 def _plant_child(
-    ground: Ground, source: GraphHandle, after: Sequence[Any], kinds: set[int], planted: Planted
-) -> None:
+    ground: Ground, source: GraphHandle, after: Sequence[Any], kinds: set[int]
+) -> Planted:
     driver = ground.driver
     if kinds & _OWNED:
         node = set_params.add_moved_child(driver, ground.graph, after, source.value)
         source.detach()  # it is the node's now
     else:
         node = set_params.add(driver, ground.graph, after, Child(int(source.value)))
-    planted.nodes[int(node)] = node
-    planted.is_child = True
+    return Planted({int(node): node}, is_child=True)
 
 
-def _plant(
-    ground: Ground, source: Any, after: Sequence[Any], known: Mapping[int, Conditional],
-    planted: Planted,
-) -> None:  # fmt: skip
-    planted.nodes, roots = _plant_nodes(ground, source, known, {}, planted)
-    pairs = [(earlier, root) for root in roots for earlier in after]
-    if pairs:
-        ground.driver.add_dependencies(ground.graph, [a for a, _ in pairs], [b for _, b in pairs])
+class _Planting:
+    """One transplant, node by node, and what has become of the nodes so far."""
 
+    def __init__(self, ground: Ground, known: Mapping[int, Conditional]) -> None:
+        self._driver, self._root, self._context = ground.driver, ground.root, ground.context
+        self._reader = Reader(ground.driver, known, ground.context)
+        self.planted = Planted()
 
-def _plant_nodes(
-    ground: Ground, source: Any, known: Mapping[int, Conditional], outer: dict[int, int],
-    planted: Planted,
-) -> tuple[dict[int, Any], list[Any]]:  # fmt: skip
-    """All nodes and edges of a graph: old address -> new node, and the new roots.
+    def plant(
+        self, graph: Any, source: Any, outer: dict[int, int]
+    ) -> tuple[dict[int, Any], list[Any]]:
+        """All nodes and edges of a graph: old address -> new node, and the new roots.
 
-    `outer` are the handles that kernels in here may set although their nodes are outside.
-    """
-    driver = ground.driver
-    nodes, edges = driver.graph_nodes(source), driver.graph_edges(source)
-    reader = Reader(driver, known, ground.context)
-    handles = outer | _new_handles(ground, reader, nodes)
-    new = {int(node): _plant_node(ground, reader, node, known, handles, planted) for node in nodes}
-    if edges:
-        driver.add_dependencies(
-            ground.graph,
-            [new[int(one)] for one, _, _ in edges],
-            [new[int(other)] for _, other, _ in edges],
-            [data for _, _, data in edges],
-        )
-    targets = {int(target) for _, target, _ in edges}
-    return new, [new[int(node)] for node in nodes if int(node) not in targets]
-
-
-def _new_handles(ground: Ground, reader: Reader, nodes: Sequence[Any]) -> dict[int, int]:
-    """A handle of the target for each conditional node, by the handle that it has now."""
-    handles: dict[int, int] = {}
-    for node in nodes:
-        if kernel_params.node_type(ground.driver, node) == enums.CONDITIONAL:
-            work = reader.conditional(node)
-            assert isinstance(work, Conditional)
-            parts = conditionals.new_handles(
-                ground.driver, ground.root, ground.context, work.choice, 1
+        `outer` are the handles that kernels in here may set although their nodes are outside.
+        """
+        driver = self._driver
+        nodes, edges = driver.graph_nodes(source), driver.graph_edges(source)
+        handles = outer | self._new_handles(nodes)
+        new = {int(node): self._node(graph, node, handles) for node in nodes}
+        if edges:
+            driver.add_dependencies(
+                graph,
+                [new[int(one)] for one, _, _ in edges],
+                [new[int(other)] for _, other, _ in edges],
+                [data for _, _, data in edges],
             )
-            handles[work.handle] = parts.handles[0]
-    return handles
+        targets = {int(target) for _, target, _ in edges}
+        return new, [new[int(node)] for node in nodes if int(node) not in targets]
 
+    def _new_handles(self, nodes: Sequence[Any]) -> dict[int, int]:
+        """A handle of the target for each conditional node, by the handle that it has now."""
+        handles: dict[int, int] = {}
+        for node in nodes:
+            if kernel_params.node_type(self._driver, node) == enums.CONDITIONAL:
+                work = self._reader.conditional(node)
+                where = self._root, self._context
+                parts = conditionals.new_handles(self._driver, *where, work.choice, 1)
+                handles[work.handle] = parts.handles[0]
+        return handles
 
-def _plant_node(
-    ground: Ground, reader: Reader, node: Any, known: Mapping[int, Conditional],
-    handles: dict[int, int], planted: Planted,
-) -> Any:  # fmt: skip
-    driver = ground.driver
-    work = reader.read(node)
-    if work.kind == enums.KERNEL:
-        launch = conditionals.with_handles(work, handles)  # type: ignore[arg-type]
-        new = set_params.add(driver, ground.graph, (), launch)
-        driver.cuGraphKernelNodeCopyAttributes(new, node)
-        return new
-    if isinstance(work, Conditional):
-        return _plant_conditional(ground, work, known, handles, planted)
-    return set_params.add(driver, ground.graph, (), work)
+    def _node(self, graph: Any, node: Any, handles: dict[int, int]) -> Any:
+        work = self._reader.read(node)
+        if isinstance(work, Kernel):
+            launch = conditionals.with_handles(work, handles)
+            new = set_params.add(self._driver, graph, (), launch)
+            self._driver.cuGraphKernelNodeCopyAttributes(new, node)
+            return new
+        if isinstance(work, Conditional):
+            return self._conditional(graph, work, handles)
+        return set_params.add(self._driver, graph, (), work)
 
-
-def _plant_conditional(
-    ground: Ground, work: Conditional, known: Mapping[int, Conditional], handles: dict[int, int],
-    planted: Planted,
-) -> Any:  # fmt: skip
-    parts = conditionals.Parts(work.choice, (handles[work.handle],), (len(work.bodies),))
-    made = conditionals.add_nodes(ground.driver, ground.graph, (), parts, ground.context)
-    (node,), (new,) = made.nodes, made.works
-    planted.conditionals[int(node)] = new
-    for body, inside in zip(work.bodies, made.bodies, strict=True):
-        inner = Ground(ground.driver, inside, ground.root, ground.context)
-        _plant_nodes(inner, types.CUgraph(body), known, handles, planted)
-    return node
+    def _conditional(self, graph: Any, work: Conditional, handles: dict[int, int]) -> Any:
+        parts = conditionals.Parts(work.choice, (handles[work.handle],), (len(work.bodies),))
+        made = conditionals.add_nodes(self._driver, graph, (), parts, self._context)
+        (node,), (new,) = made.nodes, made.works
+        self.planted.conditionals[int(node)] = new
+        for body, inside in zip(work.bodies, made.bodies, strict=True):
+            self.plant(inside, types.CUgraph(body), handles)
+        return node

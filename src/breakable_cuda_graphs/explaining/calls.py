@@ -42,8 +42,11 @@ _WORKS = {
 }  # fmt: skip
 
 _TORCH_WAITS = ("synchronize", "empty_cache", "ipc_collect")
-_STREAM_WAITS = ("synchronize", "query")
-_EVENT_WAITS = ("synchronize", "query", "elapsed_time")
+_TORCH_CLASSES = {
+    ("sync", "Stream"): ("synchronize", "query"),
+    ("sync", "Event"): ("synchronize", "query", "elapsed_time"),
+    ("graph", "CUDAGraph"): ("replay", "capture_begin"),
+}
 
 
 class PatchedCalls:
@@ -96,18 +99,14 @@ class PatchedCalls:
             short = module.__name__
             for name in _TORCH_WAITS:
                 self._wrap(module, name, self._note("sync", f"{short}.{name}"))
-        for name in _STREAM_WAITS:
-            self._wrap(torch.cuda.Stream, name, self._note("sync", f"torch.cuda.Stream.{name}"))
-        for name in _EVENT_WAITS:
-            self._wrap(torch.cuda.Event, name, self._note("sync", f"torch.cuda.Event.{name}"))
+        for (kind, of), names in _TORCH_CLASSES.items():
+            for name in names:
+                note = self._note(kind, f"torch.cuda.{of}.{name}")
+                self._wrap(getattr(torch.cuda, of), name, note)
         self._wrap(torch.cuda.Event, "record", self._torch_record)
         self._wrap(torch.cuda.Event, "wait", self._torch_wait)
         if not is_simulated:
             self._replace(torch.cuda, "is_current_stream_capturing", _is_capturing)
-        for name in ("replay", "capture_begin"):
-            self._wrap(
-                torch.cuda.CUDAGraph, name, self._note("graph", f"torch.cuda.CUDAGraph.{name}")
-            )
 
     def _patch_libraries(self) -> None:
         for entry in entry_points.entries():

@@ -27,14 +27,7 @@ from .watching import Watch
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 #: What reads a tensor on the host without an operator of its own (on the simulated device).
-_READS = {
-    torch.Tensor.tolist,
-    torch.Tensor.numpy,
-    torch.Tensor.__array__,
-    torch.Tensor.__repr__,
-    torch.Tensor.__format__,
-    torch.Tensor.cpu,
-}
+_READS = {*torch_modes.HOST_READS, torch.Tensor.cpu}
 _PRINTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
 
 #: Calls that bring numbers of the host to the device they name.
@@ -149,7 +142,7 @@ class Operators:
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at one operator, run it, and look at what came out."""
-        inputs = _tensors((args, kwargs))
+        inputs = tensor_places.tensors_of((args, kwargs))
         here = [tensor for tensor in inputs if self.watch.owns(tensor)]
         title = str(func._schema.name)
         if func.namespace in _COLLECTIVES:
@@ -159,11 +152,10 @@ class Operators:
         elif not self.simulated:
             self._copy(func, title, args, kwargs)
         self._draws(title, args, kwargs)
-        before = self.growth.before(
-            here, _tensors(tensor_places.written_arguments(func, args, kwargs))
-        )
+        written = tensor_places.written_arguments(func, args, kwargs)
+        before = self.growth.before(here, tensor_places.tensors_of(written))
         result = func(*args, **kwargs)
-        made = [tensor for tensor in _tensors(result) if self.watch.owns(tensor)]
+        made = [each for each in tensor_places.tensors_of(result) if self.watch.owns(each)]
         if here or made:
             if not tensor_places.is_view(func):
                 self.streams.worked(self.current(), self._named(title))
@@ -252,11 +244,6 @@ def _name(func: Any) -> str:
     """A torch function as the user wrote it, without its module."""
     name = resolve_name(func) or getattr(func, "__name__", str(func))
     return str(name).removeprefix("torch.nn.functional.").removeprefix("torch.")
-
-
-def _tensors(value: Any) -> list[Any]:
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _default_generators(device: str) -> tuple[Any, ...]:

@@ -7,13 +7,14 @@ name, and what came with 13.x does not exist.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .._driver.enums import LOSSY_QUERY
 from .calls.capture_calls import CaptureCalls
 from .calls.context_calls import ContextCalls
 from .calls.graph_calls import TemplateCalls
-from .world import result
+from .world import DriverCalls, result
 
 _NOT_IN_129 = {
     "cuGraphGetId",
@@ -29,19 +30,34 @@ _NOT_IN_129 = {
 }
 
 Answer = tuple[Any, ...]
+Call = Callable[..., Answer]
 
 
 def _lossy(edges: Any) -> bool:
     return any(int(e.type) or int(e.from_port) or int(e.to_port) for e in edges or ())
 
 
-def _without_edges(answer: Answer, place: int) -> Answer:
-    """The answer without its list of edge data, or the error for a loss."""
-    if int(answer[0]):
+def _answers_without(call: Call, place: int) -> Call:
+    """The call without the list of edge data at a place of its answer; a loss is an error."""
+
+    def bare(self: DriverCalls, *given: Any, **named: Any) -> Answer:
+        answer = call(self, *given, **named)
+        if not int(answer[0]) and _lossy(answer[place]):
+            return (result(LOSSY_QUERY), *(None,) * (len(answer) - 2))
         return answer[:place] + answer[place + 1 :]
-    if _lossy(answer[place]):
-        return (result(LOSSY_QUERY), *(None,) * (len(answer) - 2))
-    return answer[:place] + answer[place + 1 :]
+
+    return bare
+
+
+def _takes_none(call: Call, place: int, parameter: str) -> Call:
+    """The call without the parameter at a place."""
+
+    def bare(self: DriverCalls, *given: Any, **named: Any) -> Answer:
+        if len(given) < place:
+            return call(self, *given, **named, **{parameter: None})
+        return call(self, *given[:place], None, *given[place:], **named)
+
+    return bare
 
 
 class Shape129(ContextCalls, CaptureCalls, TemplateCalls):
@@ -65,45 +81,15 @@ class Shape129(ContextCalls, CaptureCalls, TemplateCalls):
 
     # ---- without it, under the bare name
 
-    def cuStreamGetCaptureInfo(self, hStream: Any) -> Answer:
-        return _without_edges(CaptureCalls.cuStreamGetCaptureInfo(self, hStream), 5)
+    cuStreamGetCaptureInfo = _answers_without(CaptureCalls.cuStreamGetCaptureInfo, 5)
+    cuGraphGetEdges = _answers_without(TemplateCalls.cuGraphGetEdges, 3)
+    cuGraphNodeGetDependencies = _answers_without(TemplateCalls.cuGraphNodeGetDependencies, 2)
+    cuGraphNodeGetDependentNodes = _answers_without(TemplateCalls.cuGraphNodeGetDependentNodes, 2)
 
-    def cuStreamUpdateCaptureDependencies(  # type: ignore[override]
-        self, hStream: Any, dependencies: Any, numDependencies: int, flags: int
-    ) -> Answer:
-        return CaptureCalls.cuStreamUpdateCaptureDependencies(
-            self, hStream, dependencies, None, numDependencies, flags
-        )
-
-    def cuGraphGetEdges(self, hGraph: Any, numEdges: int = 0) -> Answer:
-        return _without_edges(TemplateCalls.cuGraphGetEdges(self, hGraph, numEdges), 3)
-
-    def cuGraphNodeGetDependencies(self, hNode: Any, numDependencies: int = 0) -> Answer:
-        answer = TemplateCalls.cuGraphNodeGetDependencies(self, hNode, numDependencies)
-        return _without_edges(answer, 2)
-
-    def cuGraphNodeGetDependentNodes(self, hNode: Any, numDependentNodes: int = 0) -> Answer:
-        answer = TemplateCalls.cuGraphNodeGetDependentNodes(self, hNode, numDependentNodes)
-        return _without_edges(answer, 2)
-
-    def cuGraphAddDependencies(  # type: ignore[override]
-        self, hGraph: Any, from_: Any, to: Any, numDependencies: int
-    ) -> Answer:
-        return TemplateCalls.cuGraphAddDependencies(self, hGraph, from_, to, None, numDependencies)
-
-    def cuGraphRemoveDependencies(  # type: ignore[override]
-        self, hGraph: Any, from_: Any, to: Any, numDependencies: int
-    ) -> Answer:
-        return TemplateCalls.cuGraphRemoveDependencies(
-            self, hGraph, from_, to, None, numDependencies
-        )
-
-    def cuGraphAddNode(  # type: ignore[override]
-        self, hGraph: Any, dependencies: Any, numDependencies: int, nodeParams: Any
-    ) -> Answer:
-        return TemplateCalls.cuGraphAddNode(
-            self, hGraph, dependencies, None, numDependencies, nodeParams
-        )
-
-    def cuCtxCreate(self, flags: int, dev: Any) -> Answer:  # type: ignore[override]
-        return ContextCalls.cuCtxCreate(self, None, flags, dev)
+    cuStreamUpdateCaptureDependencies = _takes_none(
+        CaptureCalls.cuStreamUpdateCaptureDependencies, 2, "dependencyData"
+    )
+    cuGraphAddDependencies = _takes_none(TemplateCalls.cuGraphAddDependencies, 3, "edgeData")
+    cuGraphRemoveDependencies = _takes_none(TemplateCalls.cuGraphRemoveDependencies, 3, "edgeData")
+    cuGraphAddNode = _takes_none(TemplateCalls.cuGraphAddNode, 2, "dependencyData")
+    cuCtxCreate = _takes_none(ContextCalls.cuCtxCreate, 0, "ctxCreateParams")

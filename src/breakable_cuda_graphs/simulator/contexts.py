@@ -9,10 +9,9 @@ which torch and CuPy use, makes the primary context current by itself. Both worl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from .._driver.enums import CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_DEVICE
-from .world import Handle, Refusal, Registry, World, as_int, new_address, new_identity, types
+from .world import DriverObject, Handle, Refusal, Registry, World, as_int, new_identity, types
 
 TOTAL_MEMORY = 16 << 30
 
@@ -41,18 +40,14 @@ class Device:
 
 
 @dataclass(eq=False)
-class Context:
+class Context(DriverObject):
     """A context, primary or made by `cuCtxCreate`."""
 
+    handle_type = types.CUcontext
     device: Device
     primary: bool
     flags: int = 0
-    address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
-
-    @property
-    def handle(self) -> Any:
-        return types.CUcontext(self.address)
 
     @property
     def counts_as_leak(self) -> bool:
@@ -79,8 +74,7 @@ class Contexts:
         """The primary context of a device, made if it is not there."""
         device.retained += 1
         if device.primary is None:
-            device.primary = Context(device, primary=True)
-            self.live.add(device.primary.address, device.primary)
+            device.primary = self.live.add(Context(device, primary=True))
         return device.primary
 
     def release(self, device: Device) -> None:

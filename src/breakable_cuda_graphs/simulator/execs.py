@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 from .._driver.enums import (
     AUTO_FREE,
@@ -36,7 +35,7 @@ from .graphs import ChildOp, ConditionalOp, GraphData, Graphs, NodeData, Op, Run
 from .memory import SimulatedMemory
 from .nodes import MemAlloc
 from .updates import UpdateRefused, UpdateRules, keep_attributes
-from .world import Code, Handle, Refusal, Registry, World, new_address, new_identity, types
+from .world import Code, DriverObject, Handle, Refusal, Registry, World, new_identity, types
 
 # CUgraphInstantiateResult
 _FINE, _ERROR, _INVALID_STRUCTURE, _UNSUPPORTED_NODE, _, _HANDLE_UNUSED = range(6)
@@ -91,42 +90,33 @@ def _node_steps(node: NodeData, steps: list[Step]) -> tuple[Step, Step]:
 
 
 @dataclass(eq=False)
-class Exec:
+class Exec(DriverObject):
     """An executable: its own copy of the tree, and what was changed in it."""
 
+    handle_type = types.CUgraphExec
     graph: GraphData
     template: GraphData
     flags: int
     twins: dict[int, NodeData]
     plans: dict[GraphData, list[Step]]
-    address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
     disabled: set[NodeData] = field(default_factory=set)
     conditionals: dict[int, int] = field(default_factory=dict)
     running: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def handle(self) -> Any:
-        return types.CUgraphExec(self.address)
 
-
+@dataclass(eq=False)
 class Execs:
     """All executables of one driver."""
 
-    def __init__(
-        self,
-        world: World,
-        contexts: Contexts,
-        graphs: Graphs,
-        memory: SimulatedMemory,
-        rng: random.Random,
-    ) -> None:
-        self.world = world
-        self.contexts = contexts
-        self.graphs = graphs
-        self.memory = memory
-        self.rng = rng
-        self.live: Registry[Exec] = Registry(world, "executable")
+    world: World
+    contexts: Contexts
+    graphs: Graphs
+    memory: SimulatedMemory
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self.live: Registry[Exec] = Registry(self.world, "executable")
 
     # ---- making
 
@@ -146,8 +136,7 @@ class Execs:
             for handle, (default, assign) in copy.conditionals.items()
         }
         graph.execs += 1
-        self.live.add(made.address, made)
-        return made
+        return self.live.add(made)
 
     def _check(self, graph: GraphData, flags: int) -> None:
         if graph.owner is not None:

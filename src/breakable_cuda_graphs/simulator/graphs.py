@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from .._driver.enums import (
@@ -25,7 +26,7 @@ from .._driver.enums import (
 from .._driver.node_params import Work
 from .memory import SimulatedMemory
 from .users import UserObjects
-from .world import Code, Handle, Refusal, Registry, World, new_address, new_identity, types
+from .world import Code, DriverObject, Handle, Refusal, Registry, World, new_identity, types
 
 
 @dataclass
@@ -87,23 +88,19 @@ PLAIN = EdgeData()
 
 
 @dataclass(eq=False)
-class NodeData:
+class NodeData(DriverObject):
     """One node of a template; `work` is swapped when its parameters change."""
+
+    handle_type = types.CUgraphNode
+    counts_as_leak = False
 
     graph: GraphData
     work: Op
     local_id: int
-    address: int = field(default_factory=new_address)
     dependencies: dict[NodeData, EdgeData] = field(default_factory=dict)
     dependents: dict[NodeData, EdgeData] = field(default_factory=dict)
     #: memory that a getter has shown; dropped when the parameters change
     shown: Any = None
-
-    counts_as_leak = False
-
-    @property
-    def handle(self) -> Any:
-        return types.CUgraphNode(self.address)
 
     def replace(self, work: Op) -> None:
         """Give the node other parameters."""
@@ -112,11 +109,11 @@ class NodeData:
 
 
 @dataclass(eq=False)
-class GraphData:
+class GraphData(DriverObject):
     """A template. `owner` is the node that it lives in; a root graph belongs to the user."""
 
+    handle_type = types.CUgraph
     owner: NodeData | None = None
-    address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
     nodes: dict[NodeData, None] = field(default_factory=dict)
     #: nodes that nothing waits for, in the order in which they came to be so
@@ -132,10 +129,6 @@ class GraphData:
     cloned_from: dict[int, NodeData] = field(default_factory=dict)
     next_local_id: int = 0
     execs: int = 0
-
-    @property
-    def handle(self) -> Any:
-        return types.CUgraph(self.address)
 
     @property
     def counts_as_leak(self) -> bool:
@@ -182,27 +175,15 @@ class GraphData:
         """What the conditional nodes do, those of the graphs inside too."""
         return [node.work for node in self.walk() if isinstance(node.work, ConditionalOp)]
 
-    def in_order(self) -> list[NodeData] | None:
-        """The nodes in topological order, ties by insertion; None if there is a cycle."""
-        waiting = {node: len(node.dependencies) for node in self.nodes}
-        ready = [node for node, count in waiting.items() if not count]
-        order: list[NodeData] = []
-        while ready:
-            node = ready.pop(0)
-            order.append(node)
-            for follower in node.dependents:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    ready.append(follower)
-        return order if len(order) == len(self.nodes) else None
-
     def node_in_cycle(self) -> NodeData | None:
         """One node of a cycle, here or in a graph inside."""
         inside = [child for node in self.walk() for child in node.work.child_graphs()]
-        looped = next((graph for graph in (self, *inside) if graph.in_order() is None), None)
-        if looped is None:
-            return None
-        return next(node for node in looped.nodes if node in ancestors(node.dependencies))
+        for graph in (self, *inside):
+            try:
+                TopologicalSorter({node: node.dependencies for node in graph.nodes}).prepare()
+            except CycleError:
+                return next(node for node in graph.nodes if node in ancestors(node.dependencies))
+        return None
 
 
 def ancestors(nodes: Iterable[NodeData]) -> set[NodeData]:
@@ -230,18 +211,15 @@ class Graphs:
 
     def create(self, owner: NodeData | None = None, *, lent: bool = False) -> GraphData:
         """An empty graph."""
-        graph = GraphData(owner, lent=lent)
-        self.live.add(graph.address, graph)
-        return graph
+        return self.live.add(GraphData(owner, lent=lent))
 
     def add(self, graph: GraphData, work: Op, dependencies: dict[NodeData, EdgeData]) -> NodeData:
         """A new node behind the given ones."""
         if graph.owner is not None and not graph.is_body() and work.kind in (MEM_ALLOC, MEM_FREE):
             raise Refusal(NOT_SUPPORTED)
-        node = NodeData(graph, work, graph.next_local_id)
+        node = self.nodes.add(NodeData(graph, work, graph.next_local_id))
         graph.next_local_id += 1
         graph.nodes[node] = graph.exits[node] = None
-        self.nodes.add(node.address, node)
         for source, edge in dependencies.items():
             link(source, node, edge)
         for child in work.child_graphs():

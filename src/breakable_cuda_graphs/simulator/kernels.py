@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._driver.enums import INVALID_HANDLE, INVALID_VALUE
-from .._driver.kernel_params import packed_buffer
+from .._driver.kernel_params import layout_of, packed_buffer
 from .._driver.node_params import Dim
 from .._driver.set_params import argument_table, packed_arguments
 from .world import Handle, Refusal, address_of, as_int, new_address, types
@@ -50,7 +50,7 @@ class SimulatedKernel:
         self.name: str = name or str(getattr(fn, "__name__", "kernel"))
         self.context = as_int(context)
         self.packed = packed
-        self.layout = _layout(self.parameters)
+        self.layout = layout_of(self.parameters)
         self._function, self._kernel = new_address(), new_address()
         _kernels[self._function] = _kernels[self._kernel] = self
 
@@ -69,17 +69,6 @@ class SimulatedKernel:
 
     def __repr__(self) -> str:
         return f"<SimulatedKernel {self.name}>"
-
-
-def _layout(parameters: tuple[Any, ...]) -> tuple[tuple[int, int], ...]:
-    """(offset, size) of each parameter, aligned as the members of a C structure are."""
-    at, layout = 0, []
-    for parameter in parameters:
-        alignment = ctypes.alignment(parameter)
-        at = (at + alignment - 1) // alignment * alignment
-        layout.append((at, ctypes.sizeof(parameter)))
-        at += ctypes.sizeof(parameter)
-    return tuple(layout)
 
 
 def kernel_of(*handles: Handle) -> SimulatedKernel:

@@ -88,6 +88,13 @@ class SimulatedMemory:
         self.in_use -= block.size
         ctypes.memset(block.address, _POISON, block.size)
 
+    def free(self, address: int) -> None:
+        """`cuMemFree`, for memory of graphs too; nothing happens for the null address."""
+        if self.is_allocated_by_graph(address):
+            self.graph_frees(address)
+        elif address:
+            self.release(address, DEVICE_MEMORY)
+
     # ---- uses
 
     def refuse_released(self, address: int, who: str) -> bool:

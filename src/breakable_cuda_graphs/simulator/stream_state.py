@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from .._driver.enums import EVENT_RECORD, EVENT_WAIT, NON_BLOCKING
 from .contexts import Context
 from .graphs import EdgeData, GraphData, NodeData, Op, Run
-from .world import new_address, new_identity, types
+from .world import DriverObject, new_identity, types
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ class Capture:
 
 
 @dataclass(eq=False)
-class Stream:
+class Stream(DriverObject):
     """A stream. While it captures, `dependencies` is what its next node will wait for."""
 
+    handle_type = types.CUstream
     context: Context
     flags: int = 0
     priority: int = 0
     legacy: bool = False
-    address: int = field(default_factory=new_address)
     identity: int = field(default_factory=new_identity)
     capture: Capture | None = None
     dependencies: dict[NodeData, EdgeData] = field(default_factory=dict)
@@ -79,15 +78,11 @@ class CapturedState:
 
 
 @dataclass(eq=False)
-class Event:
+class Event(DriverObject):
     """An event; its last record was at a time, or in a capture."""
 
+    handle_type = types.CUevent
     context: Context
     flags: int = 0
-    address: int = field(default_factory=new_address)
     recorded: float | None = None
     captured: CapturedState | None = None
-
-    @property
-    def handle(self) -> Any:
-        return types.CUevent(self.address)

@@ -134,10 +134,7 @@ class StreamTable:
             self.captures.add(stream, MemFree(address))
             return
         self.captures.guard_unsafe()
-        if self.memory.is_allocated_by_graph(address):
-            self.memory.graph_frees(address)
-        elif address:
-            self.memory.release(address, DEVICE_MEMORY)
+        self.memory.free(address)
 
 
 def _is_programmatic(work: KernelOp) -> bool:

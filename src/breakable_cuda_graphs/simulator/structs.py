@@ -8,6 +8,7 @@ the process, and so does `repr`), and everything behind a pointer is copied befo
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 from .._driver.enums import (
@@ -17,7 +18,6 @@ from .._driver.enums import (
     EVENT_RECORD,
     EVENT_WAIT,
     HOST,
-    HOST_MEMORY,
     INVALID_CONTEXT,
     INVALID_VALUE,
     KERNEL,
@@ -52,12 +52,12 @@ class OutsideLimits(Refusal):
     """A launch that the device is too small for: the one refusal that a capture does not survive."""
 
 
+@dataclass(frozen=True)
 class Structs:
     """Reads structs, called as the driver's functions call them; needs to know contexts and events."""
 
-    def __init__(self, contexts: Contexts, streams: StreamTable) -> None:
-        self.contexts = contexts
-        self.streams = streams
+    contexts: Contexts
+    streams: StreamTable
 
     # ---- kernels
 
@@ -114,14 +114,9 @@ class Structs:
         """From CUDA_MEMCPY3D."""
         if copyParams is None:
             raise Refusal(INVALID_VALUE)
-        work = Memcpy(
-            _place(copyParams, "src"),
-            _place(copyParams, "dst"),
-            copyParams.WidthInBytes,
-            copyParams.Height,
-            copyParams.Depth,
-            self.contexts.of(ctx).address,
-        )
+        _check_end(End.read(copyParams, "src"))
+        _check_end(End.read(copyParams, "dst"))
+        work = Memcpy.read(copyParams, self.contexts.of(ctx).address)
         if work.height > 1 and any(end.pitch < work.width for end in (work.src, work.dst)):
             raise Refusal(INVALID_VALUE)
         if not self.copy_fits(work):
@@ -150,15 +145,7 @@ class Structs:
             raise Refusal(INVALID_VALUE)
         if not as_int(memsetParams.dst) or memsetParams.width < 1 or memsetParams.height < 1:
             raise Refusal(INVALID_VALUE)
-        work = Memset(
-            as_int(memsetParams.dst),
-            memsetParams.value,
-            memsetParams.elementSize,
-            memsetParams.width,
-            memsetParams.height,
-            memsetParams.pitch,
-            self.contexts.of(ctx).address,
-        )
+        work = Memset.read(memsetParams, self.contexts.of(ctx).address)
         row, size = work.width * work.element_size, work.element_size
         if work.dst % size or (work.height > 1 and (work.pitch < row or work.pitch % size)):
             raise Refusal(INVALID_VALUE)
@@ -226,22 +213,11 @@ def _launchable(grid: Dim, block: Dim, shared_bytes: int) -> bool:
     return fits and threads <= _MOST_THREADS[0] and 0 <= shared_bytes <= _MOST_SHARED
 
 
-def _place(params: Any, side: str) -> End:
-    try:
-        memory_type = int(getattr(params, f"{side}MemoryType"))
-    except ValueError:  # never set
-        raise Refusal(INVALID_VALUE) from None
-    if memory_type == ARRAY_MEMORY:
+def _check_end(end: End) -> None:
+    if end.memory_type == ARRAY_MEMORY:
         raise Refusal(NOT_SUPPORTED)
-    where = f"{side}Host" if memory_type == HOST_MEMORY else f"{side}Device"
-    address = as_int(getattr(params, where))
-    if not address:
+    if not (end.memory_type and end.address):
         raise Refusal(INVALID_VALUE)
-    return End(
-        memory_type,
-        address,
-        *(int(getattr(params, side + name)) for name in ("XInBytes", "Y", "Z", "Pitch", "Height")),
-    )
 
 
 # ---------------------------------------------------------------- towards the caller

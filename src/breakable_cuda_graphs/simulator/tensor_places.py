@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 # ---------------------------------------------------------------- tensors as places in memory
 
@@ -110,6 +111,11 @@ ALLOCATES |= {"new_empty_strided"}
 METADATA = {"resize_", "set_", "_unsafe_view", "detach_"}
 ENTERS = {"lift_fresh", "lift", "lift_fresh_copy"}
 _READS_HOST = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "item"}
+
+
+def tensors_of(value: Any) -> list[Any]:
+    """The tensors in a structure."""
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def short(func: Any) -> str:

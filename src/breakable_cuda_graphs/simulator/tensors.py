@@ -50,13 +50,11 @@ from .tensor_places import (
     reads_device,
     short,
     stand_in,
+    tensors_of,
     title,
     written_arguments,
 )
 from .torch_modes import HostReadMode, OperatorMode, leave_dispatch_mode, leave_function_mode
-
-__all__ = ["TensorRecorder", "current_stream", "stream"]
-
 
 # ---------------------------------------------------------------- the current stream
 
@@ -169,7 +167,7 @@ class RecordedOperator:
         for slot, place, address in zip(self._slots, self._inputs, inputs, strict=True):
             flat[slot] = place.at(address)
         args, kwargs = pytree.tree_unflatten(flat, self._spec)
-        results = _tensors(self._func(*args, **kwargs))
+        results = tensors_of(self._func(*args, **kwargs))
         if not outputs:
             return
         known = {flat[slot].untyped_storage()._cdata for slot in self._slots}
@@ -201,10 +199,6 @@ class Input:
 
     def __str__(self) -> str:
         return f"an input of shape {self.shape} at {self.start:#x}"
-
-
-def _tensors(value: Any) -> list[Any]:
-    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 # ---------------------------------------------------------------- the recorder
@@ -298,13 +292,13 @@ class TensorRecorder:
 
     def _note_new(self, value: Any, name: str) -> Any:
         if name in ENTERS:
-            for tensor in _tensors(value):
+            for tensor in tensors_of(value):
                 self._owned.add(tensor.untyped_storage())
         return value
 
     def _new(self, value: Any) -> Any:
         """New memory: the capture's own, and poisoned."""
-        for tensor in _tensors(value):
+        for tensor in tensors_of(value):
             self._owned.add(tensor.untyped_storage())
             with making:
                 made_in_captures.add(tensor.untyped_storage())
@@ -319,7 +313,7 @@ class TensorRecorder:
             outcome = func(*trial_args, **trial_kwargs)
         written = written_arguments(func, args, kwargs)
         stand_ins = {t.untyped_storage()._cdata for t in trial if isinstance(t, torch.Tensor)}
-        new = [t for t in _tensors(outcome) if t.untyped_storage()._cdata not in stand_ins]
+        new = [t for t in tensors_of(outcome) if t.untyped_storage()._cdata not in stand_ins]
         if not new and not written and func._schema.returns:
             return func(*args, **kwargs)  # an undeclared view, or a question about metadata
         self._new(new)

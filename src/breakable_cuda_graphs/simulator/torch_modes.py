@@ -27,7 +27,8 @@ class OperatorMode(dispatching.TorchDispatchMode):  # type: ignore[misc, unused-
         return self._operator(func, args, kwargs or {})
 
 
-_HOST_READS = {
+#: Reads of a CPU tensor that are no operators, and what they are called.
+HOST_READS = {
     torch.Tensor.tolist: "tolist",
     torch.Tensor.numpy: "numpy",
     torch.Tensor.__array__: "__array__",
@@ -46,7 +47,7 @@ class HostReadMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        what = _HOST_READS.get(func)
+        what = HOST_READS.get(func)
         if what is not None:
             self._refuse(f"Tensor {what}")
         return func(*args, **(kwargs or {}))

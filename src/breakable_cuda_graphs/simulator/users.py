@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .._driver.enums import INVALID_VALUE
-from .world import Refusal, Registry, World, new_address
+from .world import DriverObject, Refusal, Registry, World, types
 
 
 @dataclass(eq=False)
-class UserObject:
+class UserObject(DriverObject):
     """One user object; `owned` of its references are the caller's."""
 
+    handle_type = types.CUuserObject
     pointer: int
     destructor: int
     references: int
     owned: int
-    address: int = field(default_factory=new_address)
 
     @property
     def counts_as_leak(self) -> bool:
@@ -39,9 +39,7 @@ class UserObjects:
 
     def create(self, pointer: int, destructor: int, count: int) -> UserObject:
         """A new one, its references the caller's."""
-        thing = UserObject(pointer, destructor, count, count)
-        self.live.add(thing.address, thing)
-        return thing
+        return self.live.add(UserObject(pointer, destructor, count, count))
 
     def retained(self, held: Mapping[int, int]) -> dict[int, int]:
         """What another graph holds too: the same references once more."""

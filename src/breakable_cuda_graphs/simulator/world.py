@@ -18,8 +18,9 @@ import gc
 import itertools
 import os
 import threading
-from collections.abc import Callable, Container, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from .._driver import bindings
 from .._driver.enums import INVALID_VALUE, LAUNCH_FAILED, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS
@@ -67,6 +68,18 @@ def as_int(handle: Handle) -> int:
 def result(code: Code) -> Any:
     """The bindings' enum member for a code."""
     return types.CUresult(code)
+
+
+@dataclass(eq=False, kw_only=True)
+class DriverObject:
+    """What a handle of the bindings' type `handle_type` stands for."""
+
+    handle_type: ClassVar[Any]
+    address: int = field(default_factory=new_address)
+
+    @property
+    def handle(self) -> Any:
+        return self.handle_type(self.address)
 
 
 class ThreadState(threading.local):
@@ -215,26 +228,31 @@ C = TypeVar("C", bound=DriverCalls)
 
 
 def call(
-    outputs: int = 0, *, since: int = 0
+    outputs: int = 0, *, since: int = 0, name: str = ""
 ) -> Callable[[Callable[Concatenate[C, P], Any]], Callable[Concatenate[C, P], tuple[Any, ...]]]:
-    """Make a method a driver function with that many outputs, known to drivers from `since` on."""
+    """Make a method a driver function with that many outputs, known to drivers from `since` on.
+
+    name: what the function is called, if not as the method: several may be answered in one way.
+    """
 
     def decorate(
         function: Callable[Concatenate[C, P], Any],
     ) -> Callable[Concatenate[C, P], tuple[Any, ...]]:
+        called = name or function.__name__
+
         @functools.wraps(function)
         def answer(self: C, /, *args: P.args, **kwargs: P.kwargs) -> tuple[Any, ...]:
-            name = function.__name__
             if since > self.world.driver_version:
-                raise DriverLacksFunction(f'Function "{name}" not found')
-            return self.world.enter(name, lambda: function(self, *args, **kwargs), outputs)
+                raise DriverLacksFunction(f'Function "{called}" not found')
+            return self.world.enter(called, lambda: function(self, *args, **kwargs), outputs)
 
+        answer.__name__ = called
         return answer
 
     return decorate
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=DriverObject)
 
 
 class Registry(Generic[T]):
@@ -248,9 +266,10 @@ class Registry(Generic[T]):
         self.released: dict[int, str] = {}
         world.registries.append(self)
 
-    def add(self, address: int, thing: T) -> None:
+    def add(self, thing: T) -> T:
         """A new object of this kind."""
-        self.live[address] = thing
+        self.live[thing.address] = thing
+        return thing
 
     def get(self, handle: Handle) -> T:
         """The object behind a handle; a released one is a finding."""
@@ -299,22 +318,15 @@ class Registry(Generic[T]):
             if address not in owned and getattr(thing, "counts_as_leak", True)
         ]
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(list(self.live.values()))
-
 
 def address_of(argument: Any) -> int:
     """The address in a pointer argument: a number, a handle, or the start of a buffer."""
     if argument is None:
         return 0
-    if hasattr(argument, "ctypes") or not hasattr(argument, "__int__"):
-        return _buffer_address(argument)
-    return int(argument)
-
-
-def _buffer_address(argument: Any) -> int:
-    if isinstance(argument, bytes):
-        return ctypes.cast(ctypes.c_char_p(argument), ctypes.c_void_p).value or 0
     if hasattr(argument, "ctypes"):  # numpy
         return int(argument.ctypes.data)
+    if hasattr(argument, "__int__"):
+        return int(argument)
+    if isinstance(argument, bytes):
+        return ctypes.cast(ctypes.c_char_p(argument), ctypes.c_void_p).value or 0
     return ctypes.addressof(ctypes.c_char.from_buffer(argument))

@@ -65,8 +65,8 @@ class ContextCalls(DriverCalls):
 
     @call(1)
     def cuCtxCreate(self, ctxCreateParams: Any, flags: int, dev: Handle) -> Any:
-        context = Context(self.contexts.device(dev), primary=False, flags=flags)
-        self.contexts.live.add(context.address, context)
+        made = Context(self.contexts.device(dev), primary=False, flags=flags)
+        context = self.contexts.live.add(made)
         self.world.thread.contexts.append(context)
         return context.handle
 

@@ -7,6 +7,7 @@ result info with an error. Callers read it through the driver's C entry, so ther
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..._driver.enums import (
     UPDATE_FAILURE,
     UPLOAD,
 )
+from ..._driver.set_params import UPDATE_ENTRY
 from ..captures import Captures
 from ..execs import Exec, Execs, NotInstantiable
 from ..graphs import Graphs, NodeData, Op
@@ -43,8 +45,7 @@ def _changes(name: str, read: Callable[..., Op]) -> Callable[..., tuple[Any, ...
     ) -> None:
         self._change(hGraphExec, hNode, read(self.structs, *given, **named))
 
-    answer.__name__ = name
-    return call()(answer)
+    return call(name=name)(answer)
 
 
 class ExecCalls(DriverCalls):
@@ -124,18 +125,16 @@ class ExecCalls(DriverCalls):
         "cuGraphExecBatchMemOpNodeSetParams", Structs.batch
     )
 
-    @call()
-    def cuGraphExecChildGraphNodeSetParams(
-        self, hGraphExec: Handle, hNode: Handle, childGraph: Handle
-    ) -> None:
-        self._change_child(hGraphExec, hNode, childGraph)
-
-    def _change_child(self, executable: Handle, node: Handle, graph: Handle) -> None:
+    def _change_child(self, hGraphExec: Handle, hNode: Handle, childGraph: Handle) -> None:
         self.execs.change_child(
-            self.execs.live.get(executable),
-            self.graphs.nodes.get(node),
-            self.graphs.live.get(graph),
+            self.execs.live.get(hGraphExec),
+            self.graphs.nodes.get(hNode),
+            self.graphs.live.get(childGraph),
         )
+
+    cuGraphExecChildGraphNodeSetParams = call(name="cuGraphExecChildGraphNodeSetParams")(
+        _change_child
+    )
 
     @call()
     def cuGraphExecNodeSetParams(self, hGraphExec: Handle, hNode: Handle, nodeParams: Any) -> None:
@@ -189,14 +188,12 @@ class ExecCalls(DriverCalls):
         """Only `cuGraphExecUpdate` has a C entry: callers need it to read why an update failed."""
         if symbol not in (b"cuGraphExecUpdate", b"cuGraphExecUpdate_v2") or cudaVersion < 12000:
             raise Refusal(NOT_FOUND)
-        return self._c_entry(), types.CUdriverProcAddressQueryResult(0)
+        address = ctypes.cast(self._update_entry, ctypes.c_void_p).value or 0
+        return address, types.CUdriverProcAddressQueryResult(0)
 
-    def _c_entry(self) -> int:
-        entry = self.__dict__.get("_update_entry")
-        if entry is None:
-            kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-            entry = self.__dict__["_update_entry"] = kind(self._update_from_c)
-        return ctypes.cast(entry, ctypes.c_void_p).value or 0
+    @functools.cached_property
+    def _update_entry(self) -> Any:
+        return UPDATE_ENTRY(self._update_from_c)
 
     def _update_from_c(self, executable: int, graph: int, target: int) -> int:
         info = types.CUgraphExecUpdateResultInfo()

@@ -15,13 +15,11 @@ from ..world import DriverCalls, Handle, Refusal, as_int, call, types
 class FunctionCalls(DriverCalls):
     """cuFunc*, cuKernel*: what can be asked of a kernel."""
 
-    @call(1)
-    def cuFuncGetName(self, hfunc: Handle) -> bytes:
+    def _name(self, hfunc: Handle) -> bytes:
         return _asked(hfunc).name.encode()
 
-    @call(1)
-    def cuKernelGetName(self, hfunc: Handle) -> bytes:
-        return _asked(hfunc).name.encode()
+    cuFuncGetName = call(1, name="cuFuncGetName")(_name)
+    cuKernelGetName = call(1, name="cuKernelGetName")(_name)
 
     @call(2)
     def cuFuncGetParamInfo(self, func: Handle, paramIndex: int) -> tuple[int, int]:

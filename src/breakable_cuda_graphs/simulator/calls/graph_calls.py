@@ -53,8 +53,7 @@ def _adds(name: str, read: Callable[..., Op]) -> Callable[..., tuple[Any, ...]]:
     ) -> Any:  # fmt: skip
         return self._add(hGraph, dependencies, numDependencies, read(self.structs, *given, **named))
 
-    answer.__name__ = name
-    return call(1)(answer)
+    return call(1, name=name)(answer)
 
 
 class TemplateCalls(DriverCalls):
@@ -133,45 +132,31 @@ class TemplateCalls(DriverCalls):
         child = ChildOp(self.graphs.clone(self.graphs.live.get(childGraph)))
         return self.graphs.add(target, child, found).handle
 
-    @call(1)
-    def cuGraphAddNode(
-        self,
-        hGraph: Handle,
-        dependencies: Any,
-        dependencyData: Any,
-        numDependencies: int,
-        nodeParams: Any,
-    ) -> Any:
-        return self._add_generic(hGraph, dependencies, dependencyData, numDependencies, nodeParams)
-
-    @call(1, since=13020)
-    def cuGraphAddNode_v3(
-        self,
-        hGraph: Handle,
-        dependencies: Any,
-        dependencyData: Any,
-        numDependencies: int,
-        nodeParams: Any,
-    ) -> Any:
-        return self._add_generic(hGraph, dependencies, dependencyData, numDependencies, nodeParams)
-
     def _add_generic(
-        self, handle: Handle, dependencies: Any, data: Any, count: int, params: Any
+        self,
+        hGraph: Handle,
+        dependencies: Any,
+        dependencyData: Any,
+        numDependencies: int,
+        nodeParams: Any,
     ) -> Any:
-        graph = self.graphs.live.get(handle)
-        found = self.graphs.dependencies(graph, dependencies, data, count)
-        kind = _kind(params)
+        graph = self.graphs.live.get(hGraph)
+        found = self.graphs.dependencies(graph, dependencies, dependencyData, numDependencies)
+        kind = _kind(nodeParams)
         if kind == CHILD:
-            work: Op = self._child(params.graph)
+            work: Op = self._child(nodeParams.graph)
         elif kind == CONDITIONAL:
-            return self._add_conditional(graph, found, params.conditional)
+            return self._add_conditional(graph, found, nodeParams.conditional)
         elif kind == MEM_ALLOC:
-            return self._add_alloc(graph, found, params.alloc)
+            return self._add_alloc(graph, found, nodeParams.alloc)
         elif kind == MEM_FREE:
-            work = MemFree(as_int(params.free.dptr))
+            work = MemFree(as_int(nodeParams.free.dptr))
         else:
-            work = self.structs.generic(params)
+            work = self.structs.generic(nodeParams)
         return self.graphs.add(graph, work, found).handle
+
+    cuGraphAddNode = call(1, name="cuGraphAddNode")(_add_generic)
+    cuGraphAddNode_v3 = call(1, since=13020, name="cuGraphAddNode_v3")(_add_generic)
 
     def _child(self, params: Any) -> ChildOp:
         graph = self.graphs.live.get(params.graph)
@@ -271,16 +256,6 @@ class TemplateCalls(DriverCalls):
     @call(1, since=13010)
     def cuGraphNodeGetContainingGraph(self, hNode: Handle) -> Any:
         return self.graphs.nodes.get(hNode).graph.handle
-
-    @call(1)
-    def cuGraphChildGraphNodeGetGraph(self, hNode: Handle) -> Any:
-        return self._child_of(hNode).handle
-
-    def _child_of(self, handle: Handle) -> GraphData:
-        work = self.graphs.nodes.get(handle).work
-        if not isinstance(work, ChildOp):
-            raise Refusal(INVALID_VALUE)
-        return work.graph
 
     # ---- changing the structure
 

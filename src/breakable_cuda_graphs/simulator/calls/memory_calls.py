@@ -33,10 +33,7 @@ class MemoryCalls(DriverCalls):
     @call()
     def cuMemFree(self, dptr: Handle) -> None:
         self.captures.guard_unsafe()
-        if self.memory.is_allocated_by_graph(as_int(dptr)):
-            self.memory.graph_frees(as_int(dptr))
-        elif as_int(dptr):
-            self.memory.release(as_int(dptr), DEVICE_MEMORY)
+        self.memory.free(as_int(dptr))
 
     @call(1)
     def cuMemAllocHost(self, bytesize: int) -> int:
@@ -79,7 +76,10 @@ class MemoryCalls(DriverCalls):
     @call(1)
     def cuPointerGetAttribute(self, attribute: int, ptr: Handle) -> Any:
         block = self._live_block(as_int(ptr), INVALID_VALUE)
-        return _pointer_attribute(block, int(attribute), as_int(ptr))
+        answers = _pointer_attributes(block, as_int(ptr))
+        if int(attribute) not in answers:
+            raise Refusal(INVALID_VALUE)
+        return answers[int(attribute)]
 
     def _live_block(self, address: int, otherwise: int) -> MemoryBlock:
         block = self.memory.block_at(address)
@@ -88,21 +88,15 @@ class MemoryCalls(DriverCalls):
         return block
 
 
-def _pointer_attribute(block: MemoryBlock, attribute: int, address: int) -> Any:
-    if attribute == 1:
-        return block.context.handle
-    if attribute == 2:
-        return types.CUmemorytype(block.memory_type)
-    if attribute == 3:
-        return types.CUdeviceptr(address)
-    if attribute == 4 and block.memory_type == HOST_MEMORY:
-        return address
-    if attribute == 8:
-        return False
-    if attribute == 9:
-        return block.context.device.ordinal
-    if attribute == 11:
-        return types.CUdeviceptr(block.address)
-    if attribute == 12:
-        return block.size
-    raise Refusal(INVALID_VALUE)
+def _pointer_attributes(block: MemoryBlock, address: int) -> dict[int, Any]:
+    """What is told of an address in a block, by CUpointer_attribute."""
+    return {
+        1: block.context.handle,
+        2: types.CUmemorytype(block.memory_type),
+        3: types.CUdeviceptr(address),
+        **({4: address} if block.memory_type == HOST_MEMORY else {}),
+        8: False,
+        9: block.context.device.ordinal,
+        11: types.CUdeviceptr(block.address),
+        12: block.size,
+    }

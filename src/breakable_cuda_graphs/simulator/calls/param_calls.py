@@ -43,8 +43,7 @@ def _sets(name: str, read: Callable[..., Op], since: int = 0) -> Callable[..., t
     def answer(self: ParameterCalls, hNode: Handle, *given: Any, **named: Any) -> None:
         self._set(hNode, read(self.structs, *given, **named))
 
-    answer.__name__ = name
-    return call(since=since)(answer)
+    return call(since=since, name=name)(answer)
 
 
 class ParameterCalls(DriverCalls):
@@ -134,6 +133,10 @@ class ParameterCalls(DriverCalls):
     @call(1, since=13020)
     def cuGraphNodeGetParams(self, hNode: Handle) -> Any:
         return _generic_struct(self.graphs.nodes.get(hNode))
+
+    @call(1)
+    def cuGraphChildGraphNodeGetGraph(self, hNode: Handle) -> Any:
+        return self._work(hNode, ChildOp).graph.handle
 
     @call(1)
     def cuGraphMemAllocNodeGetParams(self, hNode: Handle) -> Any:

@@ -47,9 +47,7 @@ class StreamCalls(DriverCalls):
     def _new_stream(self, flags: int, priority: int) -> Any:
         if flags & ~NON_BLOCKING:
             raise Refusal(INVALID_VALUE)
-        stream = Stream(self.contexts.current(), flags, priority)
-        self.streams.live.add(stream.address, stream)
-        return types.CUstream(stream.address)
+        return self.streams.live.add(Stream(self.contexts.current(), flags, priority)).handle
 
     @call()
     def cuStreamDestroy(self, hStream: Handle) -> None:
@@ -92,19 +90,15 @@ class StreamCalls(DriverCalls):
     def cuStreamGetDevice(self, hStream: Handle) -> Any:
         return types.CUdevice(self.streams.get(hStream).context.device.ordinal)
 
-    @call()
-    def cuStreamQuery(self, hStream: Handle) -> None:
-        self._look_at(self.streams.get(hStream))
-
-    @call()
-    def cuStreamSynchronize(self, hStream: Handle) -> None:
-        self._look_at(self.streams.get(hStream))
-
-    def _look_at(self, stream: Stream) -> None:
+    def _look_at(self, hStream: Handle) -> None:
+        stream = self.streams.get(hStream)
         if stream.legacy:
             self.captures.guard_legacy(stream.context)
         self.captures.conflict(stream)
         self.captures.guard_unsafe()
+
+    cuStreamQuery = call(name="cuStreamQuery")(_look_at)
+    cuStreamSynchronize = call(name="cuStreamSynchronize")(_look_at)
 
     @call()
     def cuCtxSynchronize(self) -> None:
@@ -135,9 +129,7 @@ class StreamCalls(DriverCalls):
         alone = flags & INTERPROCESS and not flags & DISABLE_TIMING
         if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) or alone:
             raise Refusal(INVALID_VALUE)
-        event = Event(self.contexts.current(), flags)
-        self.streams.events.add(event.address, event)
-        return event.handle
+        return self.streams.events.add(Event(self.contexts.current(), flags)).handle
 
     @call()
     def cuEventDestroy(self, hEvent: Handle) -> None:
@@ -156,9 +148,8 @@ class StreamCalls(DriverCalls):
     def cuEventRecordWithFlags(self, hEvent: Handle, hStream: Handle, flags: int) -> None:
         self._record(hEvent, hStream, int(flags))
 
-    def _record(self, event_handle: Handle, stream_handle: Handle, flags: int) -> None:
-        stream = self.streams.usable(stream_handle)
-        event = self.streams.event(event_handle)
+    def _record(self, hEvent: Handle, hStream: Handle, flags: int) -> None:
+        stream, event = self.streams.usable(hStream), self.streams.event(hEvent)
         if event.context is not stream.context:
             raise Refusal(INVALID_HANDLE)
         if flags not in (0, EXTERNAL):
@@ -172,19 +163,14 @@ class StreamCalls(DriverCalls):
         else:
             event.recorded, event.captured = time.perf_counter(), None
 
-    @call()
-    def cuEventQuery(self, hEvent: Handle) -> None:
-        self._look_at_event(hEvent)
-
-    @call()
-    def cuEventSynchronize(self, hEvent: Handle) -> None:
-        self._look_at_event(hEvent)
-
-    def _look_at_event(self, handle: Handle) -> None:
-        event = self.streams.event(handle)
+    def _look_at_event(self, hEvent: Handle) -> None:
+        event = self.streams.event(hEvent)
         if event.captured is not None:
             raise Refusal(self.captures.ask(event.captured.capture))
         self.captures.guard_unsafe()
+
+    cuEventQuery = call(name="cuEventQuery")(_look_at_event)
+    cuEventSynchronize = call(name="cuEventSynchronize")(_look_at_event)
 
     @call(1)
     def cuEventElapsedTime(self, hStart: Handle, hEnd: Handle) -> float:

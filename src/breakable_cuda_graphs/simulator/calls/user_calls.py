@@ -11,7 +11,7 @@ from typing import Any
 from ..._driver.enums import INVALID_VALUE, MOVE, NO_DESTRUCTOR_SYNC
 from ..graphs import Graphs
 from ..users import UserObjects
-from ..world import DriverCalls, Handle, Refusal, address_of, as_int, call, types
+from ..world import DriverCalls, Handle, Refusal, address_of, as_int, call
 
 
 class UserObjectCalls(DriverCalls):
@@ -26,8 +26,7 @@ class UserObjectCalls(DriverCalls):
     ) -> Any:
         if not as_int(destroy) or initialRefcount < 1 or int(flags) != NO_DESTRUCTOR_SYNC:
             raise Refusal(INVALID_VALUE)
-        thing = self.users.create(address_of(ptr), as_int(destroy), initialRefcount)
-        return types.CUuserObject(thing.address)
+        return self.users.create(address_of(ptr), as_int(destroy), initialRefcount).handle
 
     @call()
     def cuUserObjectRetain(self, object: Handle, count: int) -> None:
