@@ -199,7 +199,7 @@ CAPTURE_AND_REPLAY = {
     "_driver/bindings.py": 3,
     "_driver/handles.py": 2,
     "_driver/stream_capture.py": 1,
-    "_driver/completion.py": 1,
+    "_driver/stream_order.py": 1,
     "_driver/kernel_params.py": 3,
     "_driver/survey.py": 3,
 }
@@ -217,7 +217,7 @@ BESIDE = {
         6,
     ),
     "annotated": ("capture/annotate.py capture/stacks.py graph/capture_notes.py", 8),
-    "two streams": ("replay/sequence.py sequence/state.py _driver/completion.py", 6),
+    "two streams": ("replay/sequence.py sequence/state.py _driver/stream_order.py", 6),
     "shared pool": ("replay/sequence.py sequence/state.py capture/block.py", 12),
     "lost thread": (
         "capture/open_blocks.py _driver/unfinished.py _driver/threads.py _driver/contexts.py",

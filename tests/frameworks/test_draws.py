@@ -22,7 +22,6 @@ from breakable_cuda_graphs import (  # noqa: E402
 )
 from breakable_cuda_graphs._driver import (  # noqa: E402
     bindings,
-    completion,
     release,
     stream_capture,
 )
@@ -654,7 +653,7 @@ def road(bare_device, monkeypatch):
     for stream in streams:
         driver.cuStreamDestroy(stream)
     release.drain()
-    assert made._mark._event not in completion._events
+    assert made._mark._event not in stream_order._events
     assert bare_device.leaks() == []
 
 

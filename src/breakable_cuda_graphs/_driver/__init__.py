@@ -12,7 +12,7 @@ It knows no framework and no sequence; everything above it knows no binding vers
     unfinished.py      what has begun and not ended, and who ends it
     user_objects.py    Python objects that live as long as a graph of somebody else
     stream_capture.py  begin, end and look at a stream capture
-    completion.py      the completion mark: the end of the last replay
+    stream_order.py    the completion mark: the end of the last replay
     kernel_params.py   names and arguments of captured kernels
     survey.py          one look at the graph of an open capture
     node_params.py     what nodes do, as plain values

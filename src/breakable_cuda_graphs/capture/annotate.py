@@ -14,8 +14,6 @@ from ..graph.capture_notes import Page
 from ..graph.recording import open_recording
 from . import open_blocks
 
-__all__ = ["annotate"]
-
 
 @contextlib.contextmanager
 def annotate(label: str) -> Iterator[None]:

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .._driver import bindings, contexts, enums, kernel_params, release, stream_capture, unfinished
-from .._driver.completion import join
 from .._driver.stream_capture import Status
+from .._driver.stream_order import join
 from .._driver.survey import Survey
 from ..errors import CaptureError, ProcessError, ReplayError, note, other_context, while_closing
 from ..frameworks import companions

@@ -16,8 +16,6 @@ from ..sequence.memory import Rules
 from ..sequence.state import SequenceState
 from .block import Block
 
-__all__ = ["breakable_graph"]
-
 _MODES = tuple(stream_capture.MODES)
 
 _HOST_NODES = ("refuse", "allow")

@@ -17,8 +17,6 @@ from ..errors import bad_choice, not_callable
 from ..sequence import pytree
 from . import errors, open_blocks
 
-__all__ = ["force_no_graph", "is_in_breakable_graph", "no_graph"]
-
 _OUTPUTS = ("reject", "static")
 
 P = ParamSpec("P")

@@ -38,8 +38,6 @@ from ..sequence.memory import Use
 from . import errors, open_blocks
 from .open_blocks import OpenBlock
 
-__all__ = ["capture_if", "capture_while"]
-
 Body = Callable[[], None]
 
 

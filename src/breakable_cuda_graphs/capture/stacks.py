@@ -16,8 +16,6 @@ from .._driver.threads import Home
 from ..graph.capture_notes import Page
 from ..sequence.source_lines import ROOT, is_library_file
 
-__all__ = ["StackRecorder"]
-
 _DEEPEST = 32
 
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from .frames import StackLine
 from .marking import Callee
 
-__all__ = ["Check", "Explanation", "Finding", "Mark"]
-
 
 class Kind(NamedTuple):
     """A way to break a capture: what it is called, why it breaks one, and what helps."""

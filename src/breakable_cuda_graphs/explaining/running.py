@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._driver import bindings, stream_capture
-from .._driver.completion import join
+from .._driver.stream_order import join
 from ..capture import open_blocks
 from ..errors import not_callable
 from ..frameworks.protocols import Framework

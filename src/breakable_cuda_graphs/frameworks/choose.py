@@ -15,8 +15,6 @@ from .._driver.bindings import Driver
 from .protocols import Framework
 from .streams import DEFAULT_STREAMS, as_handle
 
-__all__ = ["framework_for"]
-
 
 def framework_for(driver: Driver, stream: Any) -> Framework:
     """The framework that a capture on `stream` (None: on a stream of our own) belongs to."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from .._driver import contexts, process, release, stream_capture
 from .._driver.bindings import Driver, types
-from .._driver.completion import CompletionMark
 from .._driver.stream_capture import Status
+from .._driver.stream_order import CompletionMark
 from .._driver.threads import Changes
 from ..errors import EscapedWorkWarning
 from . import errors, protocols

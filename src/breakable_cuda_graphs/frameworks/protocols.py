@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from .._driver.bindings import Driver
-from .._driver.completion import CompletionMark
 from .._driver.handles import GraphHandle
+from .._driver.stream_order import CompletionMark
 from .._driver.survey import Survey
 
 

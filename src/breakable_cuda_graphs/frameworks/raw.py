@@ -16,8 +16,8 @@ from typing import Any
 
 from .._driver import kernel_params, process, release, stream_capture
 from .._driver.bindings import Driver, types
-from .._driver.completion import CompletionMark
 from .._driver.handles import StreamHandle
+from .._driver.stream_order import CompletionMark
 from .._driver.survey import Survey
 from .._driver.threads import Changes, Home
 from ..errors import EscapedWorkWarning

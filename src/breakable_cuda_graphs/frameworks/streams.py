@@ -10,8 +10,6 @@ from typing import Any
 
 from . import errors
 
-__all__ = ["DEFAULT_STREAMS", "as_handle", "refuse_default"]
-
 #: Handles that mean a default stream: null, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD.
 DEFAULT_STREAMS = {0: "legacy default", 1: "legacy default", 2: "per-thread default"}
 

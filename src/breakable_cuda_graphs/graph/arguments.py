@@ -24,17 +24,6 @@ from .._driver.bindings import Driver, types
 from ..errors import bad_type
 from . import errors
 
-__all__ = [
-    "Address",
-    "Arg",
-    "MemoryRange",
-    "array_memory",
-    "as_memory",
-    "number_bytes",
-    "pack",
-    "packed",
-]
-
 _SIMPLE = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
 _BARE = (bool, int, float, complex)
 

@@ -16,8 +16,6 @@ from . import errors, exec
 from .node import Node
 from .view import GraphReader
 
-__all__ = ["GraphEditor"]
-
 #: CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, and the kernel port that it starts from
 _PROGRAMMATIC, _PROGRAMMATIC_PORT = 1, 1
 

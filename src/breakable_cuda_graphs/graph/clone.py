@@ -16,8 +16,6 @@ from . import errors
 if TYPE_CHECKING:
     from .state import Shadow, Template
 
-__all__ = ["edited_clone", "twins"]
-
 
 def twins(driver: Driver, template: Template, graph: Any) -> dict[int, Any]:
     """Which node of a copy of a graph is which, by the address of the original.

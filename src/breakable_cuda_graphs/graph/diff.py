@@ -15,8 +15,6 @@ from .abbreviate import shown
 from .node import Look, Node
 from .nodes import KernelNode
 
-__all__ = ["Change", "Described", "described", "differences", "fingerprint"]
-
 
 class Change(NamedTuple):
     """One difference: `before` and `after` are the paired nodes; None where there is no partner."""

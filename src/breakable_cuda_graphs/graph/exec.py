@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from .._driver import contexts, enums, node_params, release, set_params, stream_capture
 from .._driver.bindings import Driver, types
-from .._driver.completion import CompletionMark
 from .._driver.handles import ExecHandle
+from .._driver.stream_order import CompletionMark
 from ..errors import CUDAError, UpdateError, bad_type, not_copyable
 from ..frameworks import choose
 from ..frameworks.streams import DEFAULT_STREAMS, as_handle
@@ -30,8 +30,6 @@ from .snapshot import Snapshot
 from .state import Shadow, Template
 from .target import OwnTarget, Target
 from .view import GraphReader, template_of
-
-__all__ = ["GraphExec"]
 
 _NOTHING = contextlib.nullcontext()
 

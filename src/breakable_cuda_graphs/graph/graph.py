@@ -48,8 +48,6 @@ from .part import Part
 from .state import Ending, Template
 from .view import everywhere, template_of
 
-__all__ = ["ChildNode", "ConditionalNode", "Graph", "face_of"]
-
 
 class ChildNode(Node):
     """A graph as one node."""

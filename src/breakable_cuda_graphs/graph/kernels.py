@@ -18,8 +18,6 @@ from ..errors import bad_type
 from . import errors
 from .arguments import array_memory
 
-__all__ = ["Function", "as_function"]
-
 Arguments = Sequence[Any]
 
 

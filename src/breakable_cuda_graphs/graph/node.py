@@ -15,8 +15,6 @@ from .._driver import node_params
 from ..errors import not_copyable
 from .abbreviate import shown
 
-__all__ = ["Edge", "Field", "Look", "Node", "NodeState", "Notes", "OwningGraph"]
-
 #: Whose memory an address is in, if that is known.
 Resolve = Callable[[int], str | None]
 

@@ -22,20 +22,6 @@ from .abbreviate import IN_A_BOX, address_of, launch_of, shortened, size_of
 from .arguments import Address, Arg
 from .node import Field, Look, Node, NodeState, OwningGraph, Resolve
 
-__all__ = [
-    "BatchMemOpNode",
-    "EmptyNode",
-    "EventRecordNode",
-    "EventWaitNode",
-    "HostNode",
-    "KernelNode",
-    "MemAllocNode",
-    "MemFreeNode",
-    "MemcpyNode",
-    "MemsetNode",
-    "UnknownNode",
-]
-
 Dim = tuple[int, int, int]
 
 

@@ -18,8 +18,6 @@ from .node import Node, Notes
 from .recording import Recording
 from .state import Template
 
-__all__ = ["Part"]
-
 
 class Part:
     """What `graph.capture(...)` yields. Inside the block: `.stream`; after it the nodes as well.

@@ -24,8 +24,6 @@ from . import errors
 from .capture_notes import Journal, Page
 from .state import Template
 
-__all__ = ["Recording"]
-
 
 class Recording(unfinished.Unfinished):
     """A capture into a graph of its own. After the block: `.template`, and what it must keep alive.

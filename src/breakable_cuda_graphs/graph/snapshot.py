@@ -14,8 +14,6 @@ from typing import Any
 from .node import Edge, Node, NodeState, OwningGraph
 from .nodes import as_node
 
-__all__ = ["Snapshot"]
-
 _EDGE_KINDS = {0: "full", 1: "programmatic"}
 
 

@@ -12,10 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from .._driver import process, release, set_params
-from .._driver.completion import CompletionMark
 from .._driver.handles import ExecHandle
-
-__all__ = ["OwnTarget", "Target"]
+from .._driver.stream_order import CompletionMark
 
 
 class Target(Protocol):

@@ -17,8 +17,6 @@ from .node import Edge, Look, Node
 from .snapshot import Snapshot
 from .state import Template
 
-__all__ = ["GraphReader", "look_at"]
-
 
 class GraphReader:
     """The looking half of a `Graph`."""

@@ -39,8 +39,6 @@ from .gate import Gate
 from .passes import Pass, follows, inner_half, marker, mean_steps, middle, shares
 from .report import Profile, Row, TimelineEntry
 
-__all__ = ["profile"]
-
 _ROUNDS = 5  # the ways of timing take turns, so that a slow moment of the machine meets all of them
 _GATED, _LEAST_GATED = 10, 4  # replays with delays
 _MOST_GATES = 2000  # delays in all of them

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from ..sequence.pages import assemble
 from . import errors
 
-__all__ = ["Profile", "Row", "TimelineEntry"]
-
 _WORTH = 0.01  # of the replay; less is not worth a line
 _NAMED = 5  # breaks that are named as worth removing
 _WIDTH = 118  # of a table that is not printed to a terminal

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from .._driver import bindings, completion, contexts, process, stream_capture, unfinished
+from .._driver import bindings, contexts, process, stream_capture, stream_order, unfinished
 from ..errors import CUDAError, bad_type
 from ..frameworks.streams import DEFAULT_STREAMS, as_handle
 from ..graph.errors import stream_of_other_context
@@ -27,8 +27,6 @@ from ..sequence.state import SequenceState
 from . import profile
 from .embed import embed
 from .report import Profile
-
-__all__ = ["BreakableCUDAGraph", "CUDAGraphSequence"]
 
 
 class CUDAGraphSequence(SequenceState):
@@ -81,7 +79,7 @@ class CUDAGraphSequence(SequenceState):
     def _note_stream(self, plan: Plan, stream: Any, handle: int) -> None:
         """Another handle than that of the last replay."""
         if plan.framework.lasts(stream, handle):
-            completion.lasting.add(handle)
+            stream_order.lasting.add(handle)
         self._handle, self._stream = handle, bindings.types.CUstream(handle)
 
     def _run(self, plan: Plan, handle: int, stream: Any) -> None:

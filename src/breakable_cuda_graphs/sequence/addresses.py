@@ -15,8 +15,6 @@ from ..graph.arguments import array_memory
 from . import pytree
 from .memory import Memory, nbytes_of
 
-__all__ = ["Knowing", "Places", "Ranges"]
-
 _LOWEST, _HIGHEST = 1 << 12, 1 << 57
 
 

@@ -14,8 +14,6 @@ from . import errors
 from .segments import GraphSegment
 from .state import SequenceState
 
-__all__ = ["append"]
-
 
 def append(sequence: SequenceState, graph: Graph) -> GraphSegment:
     """Add a graph behind what the sequence has; `replay()` runs it with the rest.

@@ -21,8 +21,6 @@ from . import errors
 from .plan import Plan, Step, units_of
 from .segments import EagerSegment, GraphSegment
 
-__all__ = ["KINDS", "checked", "with_ranges"]
-
 #: What ranges can be for.
 KINDS = ("nvtx", "record_function")
 

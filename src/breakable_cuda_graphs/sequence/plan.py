@@ -18,14 +18,12 @@ from typing import Any
 
 from .._driver import enums
 from .._driver.bindings import Driver
-from .._driver.completion import CompletionMark
 from .._driver.handles import ExecHandle, GraphHandle
+from .._driver.stream_order import CompletionMark
 from ..frameworks import companions, find
 from ..frameworks.protocols import Framework
 from . import pytree
 from .segments import EagerSegment, GraphSegment, Seat
-
-__all__ = ["Unit", "scope_of", "short_name", "units_of"]
 
 Step = tuple[Any, Callable[[], object] | None]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from .._driver import contexts, kernel_params, set_params
-from .._driver.completion import CompletionMark
 from .._driver.handles import ExecHandle, GraphHandle
+from .._driver.stream_order import CompletionMark
 from ..errors import not_copyable
 from ..frameworks.protocols import Runner
 from ..graph.capture_notes import Journal
@@ -29,8 +29,6 @@ from .addresses import Knowing, Places
 from .pytree import Own
 from .source_lines import Place, line_of
 from .static_results import StaticResult
-
-__all__ = ["EagerSegment", "GraphSegment", "SegmentTarget"]
 
 
 class SegmentHost(Knowing, Protocol):

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._driver import bindings, contexts, process, release, unfinished
-from .._driver.completion import CompletionMark
 from .._driver.errors import used_after_fork
+from .._driver.stream_order import CompletionMark
 from ..errors import not_copyable
 from ..frameworks import choose
 from ..frameworks.protocols import Framework, Pool
@@ -25,8 +25,6 @@ from . import errors, nvtx
 from .memory import Memory
 from .plan import Plan
 from .segments import EagerSegment, GraphSegment
-
-__all__ = ["SequenceState"]
 
 
 class SequenceState:

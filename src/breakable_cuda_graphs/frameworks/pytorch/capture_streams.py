@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._driver import completion, contexts, release
+from ..._driver import contexts, release, stream_order
 from ..._driver.bindings import Driver
 from ..._driver.handles import StreamHandle
 
@@ -25,7 +25,7 @@ class CaptureStream:
         self.device = device
         self.handle = StreamHandle.create(driver)
         self.external: Any = torch.cuda.ExternalStream(int(self.handle), device=device)
-        completion.lasting.add(int(self.handle))
+        stream_order.lasting.add(int(self.handle))
         release.leak(self)  # blocks of the allocator name it for as long as the process lives
 
 

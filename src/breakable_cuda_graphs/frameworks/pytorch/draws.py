@@ -27,7 +27,7 @@ import torch
 
 from ..._driver import kernel_params, write_value
 from ..._driver.bindings import Driver, types
-from ..._driver.completion import CompletionMark
+from ..._driver.stream_order import CompletionMark
 from ..._driver.threads import Home
 from ...errors import CUDAError
 from ..errors import (

@@ -25,9 +25,9 @@ import torch
 
 from ..._driver import process, release, stream_capture
 from ..._driver.bindings import Driver, types
-from ..._driver.completion import CompletionMark
 from ..._driver.handles import EventHandle
 from ..._driver.stream_capture import Status
+from ..._driver.stream_order import CompletionMark
 from ...errors import bad_type
 from ..errors import allocator_without_pools, pool_in_capture, pool_of_other_device
 from . import capture_streams, workspaces

@@ -20,7 +20,6 @@ from .moves import Move, move_of
 if TYPE_CHECKING:
     from ...graph.state import Template
 
-__all__ = ["Entry", "Hit", "Inventory", "inventory_of"]
 
 _WORD = 8
 

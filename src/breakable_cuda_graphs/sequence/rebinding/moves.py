@@ -17,8 +17,6 @@ from ...errors import bad_type
 from ...graph.arguments import MemoryRange, array_memory
 from ..errors import cannot_rebind
 
-__all__ = ["Move", "move_of", "moves_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Move:

@@ -36,8 +36,6 @@ from .moves import Move, move_of, moves_of
 from .report import Doubt, Rebound
 from .verify import Proof, Works, has_tensor_maps, may_be_map, second_capture, with_work
 
-__all__ = ["rebind"]
-
 _WORD = 8
 
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from ..._driver.node_params import label_of
 
-__all__ = ["Doubt", "Rebound"]
-
 
 class Doubt(NamedTuple):
     """A word that was left as it is although it could be taken for an old address."""

@@ -23,7 +23,6 @@ from .moves import Move, move_of
 if TYPE_CHECKING:
     from ..segments import EagerSegment
 
-__all__ = ["Proof", "has_tensor_maps", "may_be_map", "second_capture", "with_work"]
 
 #: What the nodes of each segment do, in the order of `Template.walk`.
 Works = list[list[node_params.Work]]

@@ -1,4 +1,4 @@
-"""The completion mark: what must wait for the last replay, waits for this.
+"""Order between streams: who must wait for the last replay waits for its completion mark.
 
 The hard problem: replays may come on any stream, memory may only be given back after the last of
 them, and the stream of the last one may be gone by then. One event, recorded at the end of each

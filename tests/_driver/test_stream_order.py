@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from breakable_cuda_graphs import CUDAError
-from breakable_cuda_graphs._driver import bindings, completion
-from breakable_cuda_graphs._driver.completion import CompletionMark, join
+from breakable_cuda_graphs._driver import bindings, stream_order
+from breakable_cuda_graphs._driver.stream_order import CompletionMark, join
 from helping import WatchedDriver
 
 
@@ -35,7 +35,7 @@ def waits(driver) -> int:
 
 def test_only_another_stream_waits_and_only_after_a_first_replay(driver, streams, monkeypatch):
     one, two = streams
-    monkeypatch.setattr(completion, "lasting", {int(one), int(two)})
+    monkeypatch.setattr(stream_order, "lasting", {int(one), int(two)})
     mark = CompletionMark(driver)
     mark.order_after(int(one), one)
     assert waits(driver) == 0
@@ -78,7 +78,7 @@ def test_a_mark_waits_and_is_closed_once(driver, streams, bare_device):
     mark.close()
     mark.wait()
     assert bare_device.leaks() == before
-    assert mark._event not in completion._events
+    assert mark._event not in stream_order._events
 
 
 def test_a_stream_that_is_gone_does_not_matter(driver, streams, bare_device):
