@@ -14,7 +14,8 @@ def test_what_a_companion_keeps_does_not_take_the_place_of_what_the_framework_ke
     bare_device: Any,
 ) -> None:
     mine, theirs = object(), object()
-    inner = SimpleNamespace(before_break=None, end=lambda _: Captured(0, None, keep=mine))
+    unused = dict.fromkeys(("before_break", "abandon", "inputs", "leave"))
+    inner = SimpleNamespace(**unused, end=lambda _: Captured(0, None, keep=mine))
     framework = SimpleNamespace(driver=bindings.current())
     session: Any = companions.Accompanied(inner, framework, None, 7)  # type: ignore[arg-type]
     assert session.end(None).keep is mine

@@ -24,6 +24,7 @@ from breakable_cuda_graphs._driver import (  # noqa: E402
     bindings,
     release,
     stream_capture,
+    stream_order,
 )
 from breakable_cuda_graphs._driver.handles import ExecHandle  # noqa: E402
 from breakable_cuda_graphs.frameworks.pytorch import draws as module  # noqa: E402

@@ -49,6 +49,8 @@ class Accompanied:
         self._stream, self._handle = stream, as_handle(stream)
         self._companions: dict[str, Companion] = {}
         self.before_break = inner.before_break
+        # The framework's own, as long as no other library takes part.
+        self.abandon, self.inputs, self.leave = inner.abandon, inner.inputs, inner.leave
 
     @property
     def uses_workspace(self) -> bool:
@@ -67,6 +69,7 @@ class Accompanied:
         for name in loaded.newly_loaded(self._driver, self._companions):
             companion = self._companion(name, loaded.loaded(self._driver, name))
             self._companions[name] = companion  # first: what fails halfway has to be left too
+            self.abandon, self.inputs, self.leave = self._abandon, self._inputs, self._leave
             companion.enter()
 
     def _companion(self, name: str, module: Any) -> Companion:
@@ -98,7 +101,7 @@ class Accompanied:
         """Whether a library was loaded that takes part from the next segment on."""
         return bool(loaded.newly_loaded(self._driver, self._companions))
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         try:
             for companion in self._companions.values():
                 companion.end()
@@ -115,9 +118,9 @@ class Accompanied:
             return Birth.OLDER  # torch takes for new what it has not made
         return birth
 
-    def inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
+    def _inputs(self, survey: Survey) -> tuple[list[Found], list[int]]:
         found, unknown = self.inner.inputs(survey)
-        if unknown and self._companions:
+        if unknown:
             companions = self._companions.values()
             unknown = [
                 address
@@ -128,7 +131,7 @@ class Accompanied:
             found = [*found, *more]
         return found, unknown
 
-    def leave(self, failed: bool) -> None:
+    def _leave(self, failed: bool) -> None:
         with contextlib.ExitStack() as stack:  # each of them leaves, whatever becomes of the others
             stack.callback(self.inner.leave, failed)
             for companion in self._companions.values():
