@@ -104,7 +104,7 @@ class _Edit:
 def rebind(
     sequence: SequenceState, moves: Any, verify: Callable[..., Any] | None = None
 ) -> Rebound:
-    """See `SequenceState.rebind`."""
+    """See `CUDAGraphSequence.rebind`."""
     driver = bindings.current()
     wanted = moves_of(driver, moves)
     if verify is not None and not callable(verify):
